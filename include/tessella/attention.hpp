@@ -34,7 +34,8 @@ struct ForwardArgs {
   TensorView cache_batch_idx = {};                      // (batch) i32: the batch of k and v that a sequence reads
   TensorView draft_mask = {};                           // (batch or 1, seqlen_q, seqlen_q) bool: what queries see of
                                                         // the last keys, which are theirs
-  TensorView schedule = {};                             // (n) i32 on the GPU, by Plan::make_schedule
+  TensorView schedule = {};                             // (n) i32 on the GPU, by Plan::make_schedule: where keys are
+                                                        // split, or the map of element masks
   TensorView bias = {};                                 // broadcasts to (batch, heads_q, seqlen_q, seqlen_kv); beside
                                                         // cu_seqlens those of the longest sequence, see tessella.h
   TensorView alibi_slopes = {};                         // (heads_q) or (batch, heads_q) f32

@@ -177,7 +177,9 @@ typedef struct tessella_tensor {
  *   mod_args       num_mod_args dense tensors, at most 8, f32, bf16, f16, i32 or bool: what score_mod and mask_mod read
  *   schedule       (n) i32 on the GPU, of tessella_plan_schedule_size bytes at least: what tessella_plan_schedule
  * wrote. It says how the keys of ragged sequences are split. Runs of one stream at a time have it, as they count in it
- * what is done, and overlap it with nothing else. Not beside batch_invariant or num_splits
+ * what is done, and overlap it with nothing else. Not beside batch_invariant or num_splits. Beside documents,
+ * dense_mask, block_map or mask_mod it is the map of the mask instead: what each 64 queries see of each key, which
+ * spares runs the reading of the mask. Runs only read it, of any stream, forward and backward
  */
 typedef struct tessella_forward_args {
   size_t struct_size;
@@ -592,7 +594,9 @@ TESSELLA_API tessella_status tessella_plan_schedule_size(const tessella_plan* pl
  * runs of every layer whose lengths and window are these. It may be captured in a graph. Nothing of q, k, v, out and
  * lse is touched, and their data may be NULL beside a device_type. Lengths may have changed when it is followed:
  * results are right, and the work is less even. Plain calls, and plans of the same GPU, with the same batch, heads,
- * head dims, dtypes, seqlen_q and packed or dense q, may follow it too. */
+ * head dims, dtypes, seqlen_q and packed or dense q, may follow it too. The map of a mask is made of masks and lengths
+ * as they are on the GPU then, and serves calls with the same masks, batch, lengths and window, of any head dim and
+ * dtype, backward too; of any heads_q where dense_mask and block_map have no head axis. */
 TESSELLA_API tessella_status tessella_plan_schedule(const tessella_plan* plan, const tessella_call* call, void* stream);
 /* The strings live as long as the plan. */
 TESSELLA_API const char* tessella_plan_kernel(const tessella_plan* plan);

@@ -50,7 +50,7 @@ const ExpectedError kErrors[] = {
      },
      kUnsupported, "backward: draft_mask is given, and has no gradients"},
     {"schedule", [](SmallBackward& c) { c.args.schedule = ts::view(kPages, ts::i32, {kBatch}); }, kUnsupported,
-     "backward: schedule is given, and has no gradients"},
+     "backward: schedule is given, and calls whose keys are split have no gradients"},
     {"scales",
      [](SmallBackward& c) {
        c.args.q_scale = ts::view(kScales, ts::f32, {1, 1, 1});

@@ -15,6 +15,7 @@
 #include "cases/arguments.hpp"
 #include "child.hpp"
 #include "core/error.hpp"
+#include "core/message.hpp"
 #include "core/plan.hpp"
 #include "cuda/driver/driver.hpp"
 #include "cuda/driver/gpus.hpp"
@@ -57,6 +58,7 @@ core::Plan planned(const core::Kernel& kernel, const AttentionArguments& p) {
   EXPECT_EQ(kernel.ineligible(p), "");
   core::Plan plan{.kernel = &kernel, .shape = p};
   plan.workspace = kernel.workspace(p, 1);
+  plan.schedule_bytes = kernel.schedule_bytes(p);
   plan.prepared = kernel.prepare(p);
   return plan;
 }
@@ -110,8 +112,8 @@ TEST_F(ForwardLaunch, TilesAreClassifiedWhereMasksAreNot) {
     const unsigned map = tiles(1000, config.tile_q) * tiles(900, config.tile_kv);
     EXPECT_EQ(plan.workspace.scratch_bytes, 2 * map) << "one for each length";
     ASSERT_EQ(fake_driver()->launches.size(), 2u);
-    EXPECT_EQ(fake_driver()->launches[0].gridDimX, tiles(2 * map, portable::kClassifyWarps));
-    EXPECT_EQ(fake_driver()->launches[0].blockDimX, 128u);
+    EXPECT_EQ(fake_driver()->launches[0].gridDimX, 2 * map);
+    EXPECT_EQ(fake_driver()->launches[0].blockDimX, portable::kClassifyWarps * 32u);
     EXPECT_EQ(fake_driver()->launches[1].gridDimX, tiles(1000, config.tile_q) * 8 * 2);
   });
 }
@@ -150,6 +152,33 @@ TEST_F(ForwardLaunch, ACancelledCallQueuesNothing) {
     flag = 0;
     EXPECT_EQ(error_of_run(plan, p, nullptr), "");
     EXPECT_EQ(fake_driver()->launches.size(), 1u);
+  });
+}
+
+// The map of a mask is made once, by 64 x 128 tiles whatever the kernel's; runs read it with a warp a tile.
+TEST_F(ForwardLaunch, AMaskHasOneMap) {
+  in_child(sizeof(portable::ForwardParams), [] {
+    AttentionArguments p = problem();
+    p.features = Feature::mask_mod | Feature::seqlens_kv | Feature::schedule;
+    p.mask_mod = "return (q ^ k) % 3 != 0;";
+    const core::Kernel& kernel = named("cuda.forward_sm80");
+    const core::Plan plan = planned(kernel, p);
+    const int64_t bytes = int64_t{2} * tiles(1000, 64) * tiles(900, 32) * 8;
+    EXPECT_EQ(plan.schedule_bytes, bytes) << "one for each length";
+    kernel.schedule(&p, plan, nullptr);
+    ASSERT_EQ(fake_driver()->launches.size(), 1u);
+    EXPECT_EQ(fake_driver()->launches[0].gridDimX, 2 * tiles(1000, 64) * tiles(900, 128));
+    p.schedule_bytes = bytes - 4;
+    EXPECT_EQ(error_of_run(plan, p, nullptr),
+              core::message("plan_run: schedule has ", bytes - 4, " bytes, expected at least ", bytes,
+                            ", what the kernel reads"));
+    p.schedule_bytes = bytes;
+    EXPECT_EQ(error_of_run(plan, p, nullptr), "");
+    ASSERT_EQ(fake_driver()->launches.size(), 3u);
+    EXPECT_EQ(fake_driver()->launches[1].blockDimX, 32u);
+    p.features = Feature::seqlens_kv | Feature::schedule;
+    EXPECT_NE(kernel.ineligible(p).find("is the map of a mask, and the call has none"), std::string::npos)
+        << kernel.ineligible(p);
   });
 }
 

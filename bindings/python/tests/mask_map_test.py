@@ -1,0 +1,94 @@
+"""mask_map: a mask that carries its map, for layers of any head dim and their gradients."""
+
+import numpy as np
+import pytest
+import tessella
+
+BATCH, HEADS, SEQLEN = 2, 4, 300
+
+
+def operands(head_dim=16):
+    return [np.zeros((BATCH, SEQLEN, HEADS, head_dim), np.float32) for _ in "qkv"]
+
+
+def test_on_a_cpu_there_is_nothing_to_make():
+    mask = tessella.dense(np.ones((SEQLEN, SEQLEN), bool))
+    assert tessella.mask_map(*operands(), mask) is mask
+
+
+@pytest.mark.parametrize("mask", ["causal", tessella.window(3, 0), tessella.prefix(np.zeros(BATCH, np.int32))], ids=repr)
+def test_other_masks_need_none(mask):
+    with pytest.raises(tessella.InvalidArgument, match="^mask_map: mask is .*, expected a dense mask, a block map or"):
+        tessella.mask_map(*operands(), mask)
+
+
+def mapped():
+    """As mask_map makes it on a GPU."""
+    mask = tessella.dense(np.ones((SEQLEN, SEQLEN), bool))
+    mask.arrays["schedule"] = np.zeros(1, np.int32)
+    return mask
+
+
+def test_a_map_is_of_one_mask():
+    with pytest.raises(tessella.InvalidArgument, match="^Mask: a mask that has a map is joined, expected mask_map"):
+        mapped() & tessella.causal()
+    with pytest.raises(tessella.InvalidArgument, match="^Mask: a mask that has a map is joined, expected mask_map"):
+        tessella.causal() & mapped()
+    with pytest.raises(tessella.InvalidArgument, match="^mask_map: mask has a map, expected one without"):
+        tessella.mask_map(*operands(), mapped())
+    with pytest.raises(tessella.InvalidArgument, match="schedule is given beside a mask that has a map"):
+        tessella.attention(*operands(), mask=mapped(), schedule=np.zeros(1, np.int32))
+
+
+torch = pytest.importorskip("torch")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+
+
+def on_cuda(head_dim, heads=HEADS, dtype=torch.bfloat16):
+    torch.manual_seed(head_dim)
+    shape = (BATCH, SEQLEN, heads, head_dim)
+    return [torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for _ in "qkv"]
+
+
+def masks():
+    torch.manual_seed(1)
+    padding = torch.arange(SEQLEN, device="cuda") < torch.tensor([[120], [SEQLEN]], device="cuda")
+    ids = (torch.arange(SEQLEN, device="cuda", dtype=torch.int32) // 70).expand(BATCH, SEQLEN).contiguous()
+    blocks = torch.rand(5, 5, device="cuda") < 0.5
+    noise = torch.rand(BATCH, 1, SEQLEN, SEQLEN, device="cuda") < 0.9
+    return {
+        "padding": tessella.dense(padding[:, None, None].expand(BATCH, 1, SEQLEN, SEQLEN)) & tessella.causal(),
+        "documents": tessella.document(ids, ids),
+        "blocks": tessella.block_map(blocks, 64, 64) & tessella.keep_first(1),
+        "noise": tessella.dense(noise),
+    }
+
+
+@on_gpu
+@pytest.mark.parametrize("name", ["padding", "documents", "blocks", "noise"])
+def test_one_map_serves_every_layer_and_its_gradients(name):
+    """Of other head dims, heads and dtypes, and so of other kernels and tiles."""
+    import tessella.torch
+
+    mask = masks()[name]
+    layers = [on_cuda(64), on_cuda(128, 8), on_cuda(192), on_cuda(36), on_cuda(64, dtype=torch.float32)]
+    map_of_mask = tessella.mask_map(*layers[0], mask)
+    for layer in layers:
+        results = []
+        for given in (mask, map_of_mask):
+            out = tessella.torch.attention(*layer, mask=given)
+            weights = torch.linspace(-1, 1, out.numel(), device="cuda").reshape(out.shape).to(out.dtype)
+            results.append((out, *torch.autograd.grad(out, layer, weights)))
+        for got, wanted in zip(*results):
+            assert (got == wanted).all()
+
+
+@on_gpu
+def test_a_map_belongs_to_its_sizes():
+    import tessella.torch
+
+    mask = tessella.mask_map(*on_cuda(64), masks()["documents"])
+    with torch.no_grad(), pytest.raises(tessella.InvalidArgument, match="forward: schedule has .* bytes, expected at"):
+        longer = [torch.zeros(BATCH, 4 * SEQLEN, HEADS, 64, device="cuda", dtype=torch.bfloat16) for _ in "qkv"]
+        ids = torch.zeros(BATCH, 4 * SEQLEN, device="cuda", dtype=torch.int32)
+        tessella.torch.attention(*longer, mask=tessella.document(ids, ids), schedule=mask.arrays["schedule"])
