@@ -91,12 +91,11 @@ void TileMap::classify(const AttentionArguments& p, int num_threads, ClassifyTil
     const int64_t query_tile = task % sequence_tiles_, kv_head = task / sequence_tiles_ / batches_;
     const core::Sequence s = core::sequence(p, task / sequence_tiles_ % batches_);
     const int64_t row_begin = query_tile * tiling_.rows;
-    const int64_t num_rows = std::min<int64_t>(s.len_q * group_ - row_begin, by_query_ ? tiling_.rows : group_);
+    const int64_t most_rows = by_query_ ? tiling_.rows : std::min<int64_t>(group_, tiling_.rows);
+    const auto num_rows = static_cast<int>(std::min(s.len_q * group_ - row_begin, most_rows));
     if (num_rows <= 0) return;
     MapRow of{.tile_keys = tiling_.keys, .by_query = by_query_, .by_head = by_head_};
-    fill_query_tile(of.query_tile, p, s, kv_head, row_begin,
-                    static_cast<int>(std::min<int64_t>(num_rows, tiling_.rows)),
-                    static_cast<int>(std::min<int64_t>(num_rows, tiling_.rows)));
+    fill_query_tile(of.query_tile, p, s, kv_head, row_begin, num_rows, num_rows);
     const int64_t idx = row(s, kv_head, query_tile);
     of.classes = classes_ + idx * key_tiles_;
     std::fill_n(of.classes, key_tiles_, TileClass::hidden);

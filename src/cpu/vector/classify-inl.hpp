@@ -36,6 +36,7 @@ inline uint64_t band_bits(int64_t begin, int64_t end, int64_t keep, int64_t key)
   return (below & ~low_bits(begin - key)) | low_bits(keep - key);
 }
 
+// Adds what a row sees; is_new: its words are not those of the row before.
 inline void add_row(const MapRow& of, int row, int64_t key_begin, int64_t num_keys, bool is_banded,
                     const uint64_t* words, bool is_new, StripWords& strip) {
   const QueryTile& query_tile = of.query_tile;

@@ -77,14 +77,16 @@ void hide_by_words(Real* scores, int num_rows, const uint64_t* words) {
   constexpr int kBits = 8 * sizeof(Real);
   using Word = hwy::MakeUnsigned<Real>;
   const Vec<Real> hidden = hn::Set(d, kMinusInfinity<Real>);
-  alignas(64) Word bits[kLanes<Real>];
+  alignas(64) Word bit_of_lane[kLanes<Real>];
+  for (int lane = 0; lane < kLanes<Real>; ++lane) bit_of_lane[lane] = Word{1} << lane;
+  const auto bits = hn::Load(du, bit_of_lane);
   for (int row = 0; row < num_rows; ++row, scores += kRunKeys, words += kRunWords) {
     for (int key = 0; key < kRunKeys; key += kBits) {
       const auto word = static_cast<Word>(words[key / 64] >> (key % 64));
       if (word == static_cast<Word>(~Word{0})) continue;
       for (int i = 0; i < kBits; i += kLanes<Real>) {
-        for (int lane = 0; lane < kLanes<Real>; ++lane) bits[lane] = Word{1} << (i + lane);
-        const Mask<Real> is_seen = hn::RebindMask(d, hn::TestBit(hn::Set(du, word), hn::Load(du, bits)));
+        const auto of_vector = hn::Set(du, static_cast<Word>(word >> i));
+        const Mask<Real> is_seen = hn::RebindMask(d, hn::TestBit(of_vector, bits));
         hn::Store(hn::IfThenElse(is_seen, hn::Load(d, scores + key + i), hidden), d, scores + key + i);
       }
     }
