@@ -61,6 +61,13 @@ class Plan : public detail::PlanOfAny {
     detail::check(tessella_plan_schedule_size(plan_.get(), &bytes));
     return bytes;
   }
+  // The same for one call, see tessella_plan_schedule_size_for.
+  size_t schedule_bytes(const ForwardArgs& args) const {
+    const detail::ForwardCall call(args, options_);
+    size_t bytes = 0;
+    detail::check(tessella_plan_schedule_size_for(plan_.get(), &call.tagged, &bytes));
+    return bytes;
+  }
   // Queues the making of args.schedule, for the runs of all layers of a model step; see tessella_plan_schedule.
   void make_schedule(const ForwardArgs& args, void* stream = nullptr) const { make_schedule(args, options_, stream); }
   void make_schedule(const ForwardArgs& args, const AttentionOptions& options, void* stream = nullptr) const {

@@ -175,7 +175,7 @@ typedef struct tessella_tensor {
  *                  longest sequence, as of bias
  *   seed, offset   (1) i64   dropout's seed and offset where they live in memory; they replace those of the options
  *   mod_args       num_mod_args dense tensors, at most 8, f32, bf16, f16, i32 or bool: what score_mod and mask_mod read
- *   schedule       (n) i32 on the GPU, of tessella_plan_schedule_size bytes at least: what tessella_plan_schedule
+ *   schedule       (n) i32 on the GPU, of tessella_plan_schedule_size_for bytes at least: what tessella_plan_schedule
  * wrote. It says how the keys of ragged sequences are split. Runs of one stream at a time have it, as they count in it
  * what is done, and overlap it with nothing else. Not beside batch_invariant or num_splits. Beside documents,
  * dense_mask, block_map or mask_mod it is the map of the mask instead: what each 64 queries see of each key, which
@@ -590,6 +590,9 @@ TESSELLA_API tessella_status tessella_plan_workspace(const tessella_plan* plan, 
 /* Bytes of the schedule that runs of the plan follow: 0 where it was made without one (args.schedule, whose size is not
  * read then, and whose data may be NULL beside a device_type). */
 TESSELLA_API tessella_status tessella_plan_schedule_size(const tessella_plan* plan, size_t* bytes);
+/* The same for one call: the map of a mask has no copies for axes over which the mask broadcasts. */
+TESSELLA_API tessella_status tessella_plan_schedule_size_for(const tessella_plan* plan, const tessella_call* call,
+                                                             size_t* bytes);
 /* Queues the making of args.schedule from the call's lengths as they are on the GPU then: once a model step, for the
  * runs of every layer whose lengths and window are these. It may be captured in a graph. Nothing of q, k, v, out and
  * lse is touched, and their data may be NULL beside a device_type. Lengths may have changed when it is followed:

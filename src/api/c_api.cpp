@@ -260,6 +260,18 @@ tessella_status tessella_plan_schedule_size(const tessella_plan* plan, size_t* b
   });
 }
 
+tessella_status tessella_plan_schedule_size_for(const tessella_plan* plan, const tessella_call* call, size_t* bytes) {
+  return guarded([&] {
+    require(plan, "plan_schedule_size_for", "plan");
+    require(bytes, "plan_schedule_size_for", "bytes");
+    with_structs(call, "plan_schedule_size_for", [&](const auto* args, const auto& options) {
+      const auto arguments = api::read(args, options, "plan_schedule_size_for", nullptr, api::Memory::none);
+      core::check_fits(plan->plan, core::shape(&arguments), "plan_schedule_size_for");
+      *bytes = static_cast<size_t>(api::schedule_bytes(plan->plan, &arguments));
+    });
+  });
+}
+
 tessella_status tessella_plan_schedule(const tessella_plan* plan, const tessella_call* call, void* stream) {
   return guarded([&] {
     require(plan, "plan_schedule", "plan");

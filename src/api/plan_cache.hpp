@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+
 #include "core/choose.hpp"
 #include "core/plan.hpp"
 #include "core/shape.hpp"

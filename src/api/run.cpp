@@ -29,6 +29,11 @@ core::ForcedKernel forced_kernel(const char* kernel, core::Operation operation) 
   return named;  // of no kernel: choose() says so
 }
 
+int64_t schedule_bytes(const Plan& plan, const core::Arguments& arguments) {
+  const auto needed = plan.kernel->schedule_needed;
+  return plan.schedule_bytes == 0 || needed == nullptr ? plan.schedule_bytes : needed(arguments);
+}
+
 namespace {
 
 void end_if_cancelled(const core::Arguments& arguments, const char* function) {
@@ -40,10 +45,13 @@ void end_if_cancelled(const core::Arguments& arguments, const char* function) {
 // The call has a schedule as large as the plan's kernel reads and writes.
 void check_schedule(const Plan& plan, const core::Arguments& arguments, const char* function) {
   if (plan.schedule_bytes == 0) return;
-  const auto needed = plan.kernel->schedule_needed;
-  const int64_t expected = needed == nullptr ? plan.schedule_bytes : needed(arguments);
+  const int64_t expected = schedule_bytes(plan, arguments);
   const int64_t got = core::attention(arguments).schedule_bytes;
   if (got >= expected) return;
+  if (core::attention(arguments).features.has_any(core::kMappedMasks)) {
+    invalid(message(function, ": the schedule, the map of the mask, has ", got, " bytes, expected at least ", expected,
+                    " for a call of these sizes"));
+  }
   invalid(message(function, ": schedule has ", got, " bytes, expected at least ", expected, ", what the kernel reads"));
 }
 

@@ -15,6 +15,9 @@ core::ForcedKernel forced_kernel(const char* kernel, core::Operation operation);
 void run(const core::Plan& plan, const core::Arguments& arguments, const tessella_workspace* workspace,
          const tessella_allocator* allocator, void* stream, const char* function);
 
+// Bytes of the schedule that a run of the plan with these arguments reads; 0: it follows none.
+int64_t schedule_bytes(const core::Plan& plan, const core::Arguments& arguments);
+
 // Queues the making of the call's schedule. Throws Error(invalid_argument) naming `function` for one that is too small;
 // Error(cancelled).
 void make_schedule(const core::Plan& plan, const core::Arguments& arguments, void* stream, const char* function);

@@ -53,7 +53,9 @@ void call_memory(const AttentionArguments& a, F&& f) {
   score_gradients(a, [&](const char* name, const ScoreGradient& t, int64_t queries, int64_t keys) {
     f(FieldName{name}, detail::memory_box(a, t, queries, keys), Access::written);
   });
-  f(FieldName{"schedule"}, memory_box(a.schedule, a.schedule_bytes), Access::written);  // its counters, by runs
+  // Runs count in the schedule of a decode call; the map of a mask they only read.
+  f(FieldName{"schedule"}, memory_box(a.schedule, a.schedule_bytes),
+    a.features.has_any(kMappedMasks) ? Access::read : Access::written);
   read(FieldName{"seed"}, memory_box(a.seed_data, sizeof(int64_t)));
   read(FieldName{"offset"}, memory_box(a.offset_data, sizeof(int64_t)));
   for (int32_t i = 0; i < a.num_arrays; ++i) {

@@ -11,6 +11,7 @@
 #include "commands/commands.hpp"
 #include "commands/kernel_list.hpp"
 #include "commands/result_files.hpp"
+#include "files/array_names.hpp"
 #include "files/input_error.hpp"
 #include "files/printable.hpp"
 #include "options/attention_options.hpp"
@@ -20,6 +21,7 @@
 #include "options/option_words.hpp"
 #include "report/machine.hpp"
 #include "report/output.hpp"
+#include "report/progress.hpp"
 #include "report/results.hpp"
 #include "report/timing.hpp"
 
@@ -126,7 +128,7 @@ void print(const Settings& settings, const Ran& ran) {
 int attend(Settings settings) {
   settle(settings);
   Call call;
-  read_inputs(settings.inputs, call);
+  std::vector<ListedArray> others = read_inputs(settings.inputs, call);
   Array q = call.arrays[0], k = call.arrays[1], v = call.arrays[2];
   for (Array* array : {&q, &k, &v}) swap_layout(settings.inputs.layout, array->tensor);  // as the files have them
   settings.options.apply(call);
@@ -158,6 +160,10 @@ int attend(Settings settings) {
   settings.results.write(out, lse ? &*lse : nullptr);
   if (backward) settings.backward.write(gradients);
 
+  std::erase_if(others, [&](const ListedArray& array) {
+    return std::ranges::find(call.arrays, array.source, &Array::source) != call.arrays.end();
+  });
+  if (!others.empty()) note(fmt::format("not used: {}", names_of(others)));
   if (settings.json) {
     Json document = about_run("attend");
     document["q"] = describe_array(q);

@@ -112,13 +112,13 @@ Operands find_usual(std::vector<ListedArray>& arrays) {
   return found;
 }
 
-std::array<ListedArray, 3> assign(const AttendInputs& inputs, std::vector<ListedArray> arrays) {
+// others: gets the arrays that are none of the operands.
+std::array<ListedArray, 3> assign(const AttendInputs& inputs, std::vector<ListedArray> arrays,
+                                  std::vector<ListedArray>& others) {
   const Operands found = inputs.names.empty() ? find_usual(arrays) : find_given(inputs.names, arrays);
-  std::vector<ListedArray> unused;
   for (ListedArray& array : arrays) {
-    if (std::find(found.begin(), found.end(), &array) == found.end()) unused.push_back(std::move(array));
+    if (std::find(found.begin(), found.end(), &array) == found.end()) others.push_back(std::move(array));
   }
-  if (!unused.empty()) note(fmt::format("not used: {}", names_of(unused)));
   return {std::move(*found[0]), std::move(*found[1]), std::move(*found[2])};
 }
 
@@ -162,12 +162,13 @@ void swap_layout(Layout layout, tessella_tensor& tensor) {
   std::swap(tensor.strides[axis], tensor.strides[axis + 1]);
 }
 
-void read_inputs(const AttendInputs& inputs, Call& call) {
+std::vector<ListedArray> read_inputs(const AttendInputs& inputs, Call& call) {
   std::vector<ListedArray> arrays;
   for (const std::string& file : inputs.files) {
     for (ListedArray& array : list_array_file(file)) arrays.push_back(std::move(array));
   }
-  const std::array<ListedArray, 3> operands = assign(inputs, std::move(arrays));
+  std::vector<ListedArray> others;
+  const std::array<ListedArray, 3> operands = assign(inputs, std::move(arrays), others);
   constexpr Call::Member kMembers[] = {&tessella_forward_args::q, &tessella_forward_args::k, &tessella_forward_args::v};
   for (size_t i = 0; i < 3; ++i) {
     const auto check = [&](Array described) { settle(inputs, kOperands[i], described); };
@@ -177,6 +178,7 @@ void read_inputs(const AttendInputs& inputs, Call& call) {
     call.set(kMembers[i], std::move(array));
   }
   call.raw_dtype = inputs.dtype;
+  return others;
 }
 
 Array allocate_like(const std::string& name, Layout layout, const tessella_tensor& like, tessella_dtype dtype) {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "files/listed_array.hpp"
 #include "options/call.hpp"
 
 namespace tessella::cli {
@@ -21,8 +22,8 @@ struct AttendInputs {
   tessella_dtype kv_dtype = TESSELLA_DTYPE_DEFAULT;  // of what the bytes of k and v are
 };
 
-// Sets the call's q, k and v.
-void read_inputs(const AttendInputs& inputs, Call& call);
+// Sets the call's q, k and v. Returns the other arrays of the files.
+std::vector<ListedArray> read_inputs(const AttendInputs& inputs, Call& call);
 
 // Zeros of a tensor's shape, in the memory layout of the files; the view of them is the library's.
 Array allocate_like(const std::string& name, Layout layout, const tessella_tensor& like, tessella_dtype dtype);

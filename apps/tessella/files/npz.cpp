@@ -75,7 +75,9 @@ class EntryStream {
     size_ = left_ = stat.size;
     file_.reset(zip_fopen_index(archive, idx, 0));
     if (!file_) {
-      throw InputError(fmt::format("{}: {}, expected a stored or deflated entry", source, zip_strerror(archive)));
+      throw InputError(fmt::format(
+          "{}: {}, expected a stored, deflated or bzip2 entry, as numpy.savez and numpy.savez_compressed make", source,
+          zip_strerror(archive)));
     }
   }
 

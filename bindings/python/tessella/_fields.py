@@ -41,14 +41,34 @@ class Fields(Protocol):
 def set_options(fields: Fields, options: Mapping[str, Any]) -> None:
     """Writes what `options` say, tessella.Options by name; None means absent."""
     mask = options.get("mask")
-    if options.get("schedule") is not None and isinstance(mask, Mask) and "schedule" in mask.arrays:
-        raise InvalidArgument("schedule is given beside a mask that has a map, expected one of the two")
+    if isinstance(mask, Mask) and "schedule" in mask.arrays:
+        _check_map(mask, options)
     for name, value in options.items():
         setter = _SETTERS.get(name)
         if setter is None:
             raise TypeError(no_option(name, _SETTERS))
         if value is not None:
             setter(fields, name, value)
+
+
+# What a map of a mask is made of, beside the mask.
+IN_MAPS = (
+    *("seqlens_q", "seqlens_kv", "cu_seqlens_q", "cu_seqlens_kv", "leftpad_kv"),
+    *("draft_mask", "mask_mod", "mod_args"),
+)
+
+
+def _check_map(mask: Mask, options: Mapping[str, Any]) -> None:
+    """Raises unless the call has the options with which the mask's map was made."""
+    if options.get("schedule") is not None:
+        raise InvalidArgument("schedule is given beside a mask that has a map, expected one of the two")
+    for name in IN_MAPS:
+        is_given = options.get(name) is not None
+        if is_given != (name in mask.made_with):
+            raise InvalidArgument(
+                f"{name} is {'given' if is_given else 'absent'}, and the mask's map was made "
+                f"{'without' if is_given else 'with'} it, expected mask_map() of a call like this one"
+            )
 
 
 def _set_mask(fields: Fields, _: str, value: Any) -> None:

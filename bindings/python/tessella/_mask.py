@@ -31,6 +31,7 @@ class Mask:
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}  # fields of tessella_attention_options that are set
         self.arrays: dict[str, Any] = {}  # fields of tessella_forward_args that are set
+        self.made_with: frozenset[str] = frozenset()  # of a mask with its map: options beside it that the map has
 
     __array_ufunc__ = None  # of an array & a mask NumPy asks the mask
 
@@ -91,7 +92,10 @@ def window(left: int, right: int) -> Mask:
 
 def chunk(n: int) -> Mask:
     """Key j is visible iff j and p lie in the same chunk of n keys."""
-    return _made({"chunk": integer("chunk: n", n)})
+    width = integer("chunk: n", n)
+    if width < 1:
+        raise InvalidArgument(f"chunk: n is {width}, expected at least 1")
+    return _made({"chunk": width})
 
 
 def keep_first(n: int) -> Mask:

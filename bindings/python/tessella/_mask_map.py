@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._arrays import require_array
 from ._errors import InvalidArgument
+from ._fields import IN_MAPS
 from ._kinds import kind_of
 from ._mask import Mask, mask_of
 from ._plan import plan
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ._options import Options
 
 # Parts of a mask that are read element by element.
-_MAPPED = ("dense_mask", "block_map", "document_ids_q")
+_READ = ("dense_mask", "block_map", "document_ids_q")
 
 
 def mask_map(
@@ -25,8 +26,9 @@ def mask_map(
     """The mask with a map of the tiles that it hides: once a step, for every layer and for its gradients.
 
     A call with a dense mask, a block map, documents or a mask_mod on a GPU first reads the mask, to skip the tiles that
-    it hides. Given what mask_map returns in the mask's place, calls read the map instead. Any head dim, dtype and
-    kernel may, of the same batch, lengths and heads; a mask without a head axis serves any number of heads.
+    it hides. Given what mask_map returns in the mask's place, calls read the map instead. They may have any head dim and
+    dtype, and any number of heads where the mask has no head axis. The rest is as here: batch, lengths and padding (the
+    same values), mask_mod.
 
     >>> mask = tessella.mask_map(q, k, v, tessella.dense(padding) & tessella.causal())
     >>> for layer in layers:
@@ -34,31 +36,29 @@ def mask_map(
 
     Args:
         q, k, v: those of a call to come; what they hold is not read.
-        mask, layout, stream, options: of the calls to come: lengths, padding and mask_mod are in the map.
+        mask, layout, stream, options: of the calls to come.
 
     Returns:
-        A mask for these calls. Its map is on the device of q; memory that the mask is made of must not change. On CPUs,
-        where there is nothing to be made, the mask itself.
+        A mask for these calls. Its map is on the device of q; the memory that the mask is made of must not change. Where
+        nothing is to be read, the mask itself: other masks, and on CPUs.
 
     Raises:
-        InvalidArgument: the mask has no part that is read element by element; it has a map already; else as
+        InvalidArgument: the mask has a map already; a call has other options than the map was made with; else as
             `attention`.
     """
     given = mask_of(mask)
     require_array("q", q)
     if "schedule" in given.arrays:
         raise InvalidArgument("mask_map: mask has a map, expected one without")
-    if not options.get("mask_mod") and not any(part in given.arrays for part in _MAPPED):
-        raise InvalidArgument(
-            f"mask_map: mask is {given!r}, expected a dense mask, a block map or documents in it, or mask_mod: other "
-            "masks need no map"
-        )
-    if not kind_of(q).is_on_gpu(q):
-        return given
     q, k, v = (array.detach() if hasattr(array, "detach") else array for array in (q, k, v))
     options = {**options, "mask": given}
-    made = plan(q, k, v, layout=layout, **{**options, "schedule": True})
+    is_read = bool(options.get("mask_mod")) or any(part in given.arrays for part in _READ)
+    is_mapped = is_read and kind_of(q).is_on_gpu(q)
+    made = plan(q, k, v, layout=layout, **{**options, "schedule": True if is_mapped else None})
+    if not is_mapped:
+        return given
     mapped = Mask()
     mapped.numbers = dict(given.numbers)
     mapped.arrays = {**given.arrays, "schedule": made.schedule(q, k, v, stream=stream, **options)}
+    mapped.made_with = frozenset(name for name in IN_MAPS if options.get(name) is not None)
     return mapped

@@ -154,6 +154,9 @@ class Plan:
         is made with schedule=True. Nothing waits: the call may be captured in a CUDA graph, and its replays follow the
         lengths. They may also have grown since: results are right, and the work is less even.
 
+        Beside a dense mask, a block map, documents or a mask_mod it is the map of the mask, which serves calls with the
+        same mask and lengths alone: with others results are wrong. `mask_map` makes a mask that carries it.
+
         Args:
             q, k, v, options: those of the calls to come; what q, k and v hold is not read.
             out: (n) int32, a schedule that is written anew; made when absent.
@@ -170,6 +173,8 @@ class Plan:
             call.fill(q, k, v, self._layout, stream, {**self._options, **options, "schedule": None})
             describe(call, self._return_lse, frozenset())
             if out is None:
+                call.describe_schedule()
+                call.require(library.tessella_plan_schedule_size_for(self._handle, call.tagged(), size))
                 out = call.kind.empty("out", (size.value // 4,), d.I32, q)
             else:
                 kind_of(out).require_writable("out")

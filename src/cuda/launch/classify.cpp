@@ -68,8 +68,9 @@ void add_mask_passes(Recipe& recipe, const core::AttentionShape& bounds, const F
       pass("classify_tiles", config, tiles, has_map ? std::string() : user_source, std::move(params)));
 }
 
-std::string no_mask_map(const core::AttentionShape& p) {
-  if (!p.features.has(Feature::schedule) || p.features.has_any(core::kMappedMasks)) return "";
+std::string no_mask_map(const core::AttentionShape& p, const ForwardTiles& tiles) {
+  if (!p.features.has(Feature::schedule)) return "";
+  if (p.features.has_any(core::kMappedMasks)) return too_large(p, map_tiles(tiles));
   return "a schedule beside many queries is the map of a mask, and the call has none of document, dense, block_map and "
          "mask_mod";
 }

@@ -21,8 +21,8 @@ using ForwardParamsOf =
 void add_mask_passes(Recipe& recipe, const core::AttentionShape& bounds, const ForwardTiles& tiles,
                      const std::string& user_source, ForwardParamsOf params);
 
-// Why a call with a schedule that is no map of a mask is not eligible, or "".
-std::string no_mask_map(const core::AttentionShape& shape);
+// Why a call with a schedule that is no map of a mask, or with too large a one, is not eligible, or "".
+std::string no_mask_map(const core::AttentionShape& shape, const ForwardTiles& tiles);
 
 // Bytes of the map of the call's mask, which is its schedule.
 int64_t mask_map_bytes(const core::Arguments& call);

@@ -1,9 +1,9 @@
-// Passes over element masks that are queued before a kernel: classify_tiles finds the classes of the kernel's tiles
-// (score/mask.hpp), map_mask the map of a mask, of which classify_tiles finds them without reading the mask again.
+// Passes over element masks, queued before a kernel. classify_tiles writes the tile map of the kernel (score/mask.hpp).
+// map_mask writes the map of the mask, from which classify_tiles makes the tile maps of many calls.
 //
-// Both compute for each key of a tile whether some query sees it, band included, and whether element masks hide it from
-// some query to which the band shows it. A block does so for a tile; its warps share the rows, and a lane has four
-// keys.
+// A tile is hidden, partial or full by two bits of each of its keys: some query sees it, band included; element masks
+// hide it from no query to which the band shows it. Where the mask is read, the warps of a block share the rows of a
+// tile, and a lane has four keys. Where its map is read, one warp finds a tile, and a lane has a word of 32 keys.
 #pragma once
 
 #include "cuda/device/ptx/shared.hpp"
@@ -81,7 +81,7 @@ class BandRows {
 };
 
 // What the warp's rows of a tile say of the lane's four keys, of a dense mask alone in whole words, and of at least
-// kRowsOfTurn rows. Loads wait side by side; a row in two turns does no harm.
+// kRowsOfTurn rows. Loads wait side by side. Turns may overlap: bits are joined by or and by and.
 template <ScoreConfig C>
 __device__ __forceinline__ KeyBits read_words(const portable::ForwardParams& p, const MaskTile& of,
                                               const ElementRows<C>& elements) {
@@ -131,7 +131,8 @@ __device__ __forceinline__ KeyBits read_rows(const portable::ForwardParams& p, c
 #pragma unroll 1
     for (int32_t row = first; row <= last; ++row) {
       const int32_t i = of.first_q + row;
-      if (row == first || differs_from_last<C>(p, of, i)) visible = elements.visible(i, of.first_kv + lane_key);
+      const bool reads = lane_key < of.keys && (row == first || differs_from_last<C>(p, of, i));
+      if (reads) visible = elements.visible(i, of.first_kv + lane_key);
       bits.add(visible, of.is_in_band ? all_keys : band.visible(row - first));
     }
   }
@@ -233,6 +234,7 @@ __device__ __forceinline__ BandedMaskTile mask_tile(const portable::ForwardParam
 template <ClassifyConfig C>
 __global__ void __launch_bounds__(portable::kClassifyWarps * 32)
     classify_tiles(const __grid_constant__ portable::ForwardParams p) {
+  static_assert(C.tile_kv % kKeysAtOnce == 0 && C.tile_kv <= 32 * kKeysAtOnce, "a lane has four keys");
   const MapPosition at = map_position(p);
   const auto [tile, seen] = mask_tile<C>(p, at);
   if (tile.rows == 0 || !seen.sees(at.tile_kv_idx)) return;

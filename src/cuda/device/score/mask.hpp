@@ -147,6 +147,7 @@ class ElementRows {
 template <ScoreConfig C, int TileKv, bool IsWhole>
 __device__ __forceinline__ uint32_t visible_columns(const ElementRows<C>& elements, int32_t i, int32_t first_kv,
                                                     int lane) {
+  static_assert(TileKv % 16 == 0, "four lanes find 16 keys");
   const int32_t own = lane % 4 * kKeysAtOnce;
   uint32_t columns = 0;
 #pragma unroll(IsWhole ? 4 : 1)
