@@ -56,19 +56,38 @@ TileMap::TileMap(const AttentionShape& p, const MapTiling& tiling, bool by_batch
   heads_ = by_head_ ? p.heads_kv : 1;
   batches_ = by_batch_ ? p.batch : std::min<int64_t>(p.batch, 1);
   sequence_tiles_ = by_query_ ? ceil_div(p.seqlen_q * group_, tiling.rows) : 1;
-  query_tiles_ = !by_query_ ? batches_ : !by_batch_ ? sequence_tiles_ : packed_rows(p) / tiling.rows + p.batch + 1;
   key_tiles_ = ceil_div(p.seqlen_kv, tiling.keys);
   key_words_ = ceil_div(p.seqlen_kv, 64);
-  sequence_queries_ = p.features.has(Feature::packed_q) ? 0 : p.seqlen_q;
+  sequence_queries_ = p.seqlen_q;
+  is_packed_ = p.features.has_any(Feature::packed_q | Feature::packed_kv);
+  if (!is_packed_) {
+    query_tiles_ = !by_query_ ? batches_ : !by_batch_ ? sequence_tiles_ : packed_rows(p) / tiling.rows + p.batch + 1;
+    all_key_tiles_ = batches_ * key_tiles_;
+    all_key_words_ = batches_ * key_words_;
+    tiles_ = query_tiles_ * key_tiles_;
+    return;
+  }
+  // A sequence has full tiles, and at most one that is not full. The full ones of query tiles times those of keys are
+  // at most as many as if all sequences were as long as one may be, in rows or in keys.
+  const int64_t keys = p.features.has(Feature::packed_kv) ? p.total_kv : p.batch * p.seqlen_kv;
+  const int64_t full_q = by_query_ ? packed_rows(p) / tiling.rows : 0;
+  const int64_t full_kv = keys / tiling.keys;
+  const int64_t full_pairs =
+      std::min(full_q * (p.seqlen_kv / tiling.keys), p.seqlen_q * group_ / tiling.rows * full_kv);
+  query_tiles_ = full_q + p.batch;
+  all_key_tiles_ = full_kv + p.batch;
+  all_key_words_ = keys / 64 + p.batch;
+  tiles_ = full_pairs + full_q + full_kv + p.batch;
 }
 
 int64_t TileMap::take(std::byte* memory) {
   int64_t bytes = 0;
   Memory of(memory, bytes);
-  of.take(heads_ * query_tiles_ * key_tiles_, classes_);
+  of.take(is_packed_ ? batches_ + 1 : 0, places_);
+  of.take(heads_ * tiles_, classes_);
   of.take(heads_ * query_tiles_, num_tiles_);
-  of.take(heads_ * batches_ * key_words_, seen_);
-  of.take(heads_ * batches_ * key_tiles_, reached_);
+  of.take(heads_ * all_key_words_, seen_);
+  of.take(heads_ * all_key_tiles_, reached_);
   return bytes;
 }
 
@@ -81,28 +100,67 @@ TileMap::TileMap(const AttentionArguments& p, const MapTiling& tiling, std::byte
   if (!p.features.has_any(core::kElementMasks)) return;
   *this = TileMap(p, tiling, differs_by_batch(p), differs_by_head(p), differs_by_query(p));
   take(memory);
+  if (is_packed_) place_sequences(p);
+}
+
+void TileMap::place_sequences(const AttentionArguments& p) const {
+  Place next;
+  for (int64_t b = 0; b < batches_; ++b) {
+    new (places_ + b) Place(next);
+    const core::Sequence s = core::sequence(p, b);
+    const int64_t query_tiles = by_query_ ? ceil_div(s.len_q * group_, tiling_.rows) : 1;
+    const int64_t key_tiles = ceil_div(s.len_kv, tiling_.keys);
+    next.query_tile += query_tiles;
+    next.key_tile += key_tiles;
+    next.key_word += ceil_div(s.len_kv, 64);
+    next.tile += query_tiles * key_tiles;
+  }
+  new (places_ + batches_) Place(next);
+}
+
+std::pair<int64_t, int64_t> TileMap::sequence_of(int64_t query_tile) const {
+  if (!is_packed_) return {query_tile / sequence_tiles_, query_tile / sequence_tiles_ * sequence_tiles_};
+  const Place* after = std::upper_bound(places_, places_ + batches_, query_tile,
+                                        [](int64_t tile, const Place& place) { return tile < place.query_tile; });
+  return {after - places_ - 1, after[-1].query_tile};
+}
+
+void TileMap::set_to_zero(const AttentionArguments& p, int num_threads) const {
+  constexpr int64_t kWordsPerTask = int64_t{1} << 14;
+  const int64_t words = heads_ * all_key_words_, tiles = heads_ * all_key_tiles_;
+  const int64_t tiles_per_task = kWordsPerTask * 64 / tiling_.keys;
+  const int64_t tasks = std::max(ceil_div(words, kWordsPerTask), ceil_div(tiles, tiles_per_task));
+  parallel_for(tasks, num_threads, p.cancel, [&](int64_t task, int) {
+    for (int64_t i = task * kWordsPerTask; i < std::min((task + 1) * kWordsPerTask, words); ++i) {
+      new (seen_ + i) std::atomic<uint64_t>(0);
+    }
+    for (int64_t i = task * tiles_per_task; i < std::min((task + 1) * tiles_per_task, tiles); ++i) {
+      new (reached_ + i) std::atomic<uint8_t>(0);
+    }
+  });
 }
 
 void TileMap::classify(const AttentionArguments& p, int num_threads, ClassifyTiles of_kernel) const {
   if (!exists()) return;
-  for (int64_t i = 0; i < heads_ * batches_ * key_words_; ++i) new (seen_ + i) std::atomic<uint64_t>(0);
-  for (int64_t i = 0; i < heads_ * batches_ * key_tiles_; ++i) new (reached_ + i) std::atomic<uint8_t>(0);
-  parallel_for(heads_ * batches_ * sequence_tiles_, num_threads, p.cancel, [&](int64_t task, int) {
-    const int64_t query_tile = task % sequence_tiles_, kv_head = task / sequence_tiles_ / batches_;
-    const core::Sequence s = core::sequence(p, task / sequence_tiles_ % batches_);
+  set_to_zero(p, num_threads);
+  const int64_t head_tasks = is_packed_ ? places_[batches_].query_tile : batches_ * sequence_tiles_;
+  parallel_for(heads_ * head_tasks, num_threads, p.cancel, [&](int64_t task, int) {
+    const int64_t kv_head = task / head_tasks;
+    const auto [batch_idx, first_tile] = sequence_of(task % head_tasks);
+    const core::Sequence s = core::sequence(p, batch_idx);
+    const int64_t query_tile = task % head_tasks - first_tile;
     const int64_t row_begin = query_tile * tiling_.rows;
     const int64_t most_rows = by_query_ ? tiling_.rows : std::min<int64_t>(group_, tiling_.rows);
     const auto num_rows = static_cast<int>(std::min(s.len_q * group_ - row_begin, most_rows));
     if (num_rows <= 0) return;
     MapRow of{.tile_keys = tiling_.keys, .by_query = by_query_, .by_head = by_head_};
     fill_query_tile(of.query_tile, p, s, kv_head, row_begin, num_rows, num_rows);
-    const int64_t idx = row(s, kv_head, query_tile);
-    of.classes = classes_ + idx * key_tiles_;
-    std::fill_n(of.classes, key_tiles_, TileClass::hidden);
-    of.seen = seen_ + map(s, kv_head) * key_words_;
-    of.reached = reached_ + map(s, kv_head) * key_tiles_;
+    of.classes = classes_ + first_class(s, kv_head, query_tile);
+    std::fill_n(of.classes, num_key_tiles(s), TileClass::hidden);
+    of.seen = seen_ + first_key_word(s, kv_head);
+    of.reached = reached_ + first_key_tile(s, kv_head);
     of_kernel(of);
-    num_tiles_[idx] = of.num_tiles;
+    num_tiles_[row(s, kv_head, query_tile)] = of.num_tiles;
   });
 }
 
@@ -119,7 +177,7 @@ int64_t TileMap::num_scores(const core::Sequence& s, int64_t row_begin, int64_t 
 
 bool TileMap::is_seen(const AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t key) const {
   if (!exists()) return core::seen_by_any_query(p, s, kv_head, key);
-  const uint64_t word = seen_[map(s, kv_head) * key_words_ + key / 64].load(std::memory_order_relaxed);
+  const uint64_t word = seen_[first_key_word(s, kv_head) + key / 64].load(std::memory_order_relaxed);
   return (word >> (key % 64) & 1) != 0 && (by_query_ || core::band_sees(s, key));
 }
 

@@ -3,12 +3,14 @@
 //
 // A sequence has one map, or one for each KV head if heads differ. Sequences share one where neither masks nor lengths
 // differ, and query tiles do where no mask has a query axis: what broadcasts is read once. Tiles count from the
-// sequence's first row and key, as those of the kernels do.
+// sequence's first row and key, as those of the kernels do. Maps of packed sequences have the tiles that each sequence
+// has, those of others as many as the longest may have.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "core/arguments.hpp"
 #include "core/sequence.hpp"
@@ -66,13 +68,13 @@ class TileMap {
   }
   // Of a query tile; null without element masks.
   const TileClass* classes(const core::Sequence& s, int64_t kv_head, int64_t query_tile) const {
-    return exists() ? classes_ + row(s, kv_head, query_tile) * key_tiles_ : nullptr;
+    return exists() ? classes_ + first_class(s, kv_head, query_tile) : nullptr;
   }
   // About the number of scores that packed rows [row_begin, row_end) have in tiles that are not hidden, of a KV head.
   int64_t num_scores(const core::Sequence& s, int64_t row_begin, int64_t row_end) const;
   // Whether the tile of keys is not hidden from some query tile.
   bool is_reached(const core::Sequence& s, int64_t kv_head, int64_t key_tile) const {
-    return !exists() || reached_[map(s, kv_head) * key_tiles_ + key_tile].load(std::memory_order_relaxed) != 0;
+    return !exists() || reached_[first_key_tile(s, kv_head) + key_tile].load(std::memory_order_relaxed) != 0;
   }
   // Whether some query of the sequence sees the key, by any head of the KV head.
   bool is_seen(const core::AttentionArguments& arguments, const core::Sequence& s, int64_t kv_head, int64_t key) const;
@@ -81,26 +83,55 @@ class TileMap {
   // Of all maps.
   TileMap(const core::AttentionShape& shape, const MapTiling& tiling, bool by_batch, bool by_head, bool by_query);
   int64_t take(std::byte* memory);
+  // Where a packed sequence begins in the map of a head.
+  struct Place {
+    int64_t query_tile = 0, key_tile = 0, key_word = 0, tile = 0;  // tile: of classes
+  };
+  void place_sequences(const core::AttentionArguments& arguments) const;
+  void set_to_zero(const core::AttentionArguments& arguments, int num_threads) const;
+  // The sequence of a query tile of a head, and the first query tile of it.
+  std::pair<int64_t, int64_t> sequence_of(int64_t query_tile) const;
+
+  int64_t head(int64_t kv_head) const { return by_head_ ? kv_head : 0; }
   int64_t map(const core::Sequence& s, int64_t kv_head) const {
-    return (by_head_ ? kv_head : 0) * batches_ + (by_batch_ ? s.batch_idx : 0);
+    return head(kv_head) * batches_ + (by_batch_ ? s.batch_idx : 0);
   }
   int64_t row(const core::Sequence& s, int64_t kv_head, int64_t query_tile) const {
+    if (is_packed_) {
+      return head(kv_head) * query_tiles_ + places_[s.batch_idx].query_tile + (by_query_ ? query_tile : 0);
+    }
     if (!by_query_) return map(s, kv_head);
-    const int64_t first_row = by_batch_ ? (s.row_q + s.batch_idx * sequence_queries_) * group_ : 0;
+    const int64_t first_row = by_batch_ ? s.batch_idx * sequence_queries_ * group_ : 0;
     const int64_t first = by_batch_ ? first_row / tiling_.rows + s.batch_idx : 0;  // each has one that is not full
-    return (by_head_ ? kv_head : 0) * query_tiles_ + first + query_tile;
+    return head(kv_head) * query_tiles_ + first + query_tile;
+  }
+  int64_t num_key_tiles(const core::Sequence& s) const {
+    return is_packed_ ? places_[s.batch_idx + 1].key_tile - places_[s.batch_idx].key_tile : key_tiles_;
+  }
+  int64_t first_class(const core::Sequence& s, int64_t kv_head, int64_t query_tile) const {
+    if (!is_packed_) return row(s, kv_head, query_tile) * key_tiles_;
+    return head(kv_head) * tiles_ + places_[s.batch_idx].tile + (by_query_ ? query_tile : 0) * num_key_tiles(s);
+  }
+  int64_t first_key_tile(const core::Sequence& s, int64_t kv_head) const {
+    return is_packed_ ? head(kv_head) * all_key_tiles_ + places_[s.batch_idx].key_tile : map(s, kv_head) * key_tiles_;
+  }
+  int64_t first_key_word(const core::Sequence& s, int64_t kv_head) const {
+    return is_packed_ ? head(kv_head) * all_key_words_ + places_[s.batch_idx].key_word : map(s, kv_head) * key_words_;
   }
 
   MapTiling tiling_;
   bool by_batch_ = false, by_head_ = false, by_query_ = false;
+  bool is_packed_ = false;
   int64_t heads_ = 0;           // that have maps of their own; 0: there is no map
   int64_t batches_ = 0;         // likewise
-  int64_t query_tiles_ = 0;     // of all batches
   int64_t sequence_tiles_ = 0;  // query tiles of the longest sequence
   int64_t key_tiles_ = 0;       // of the longest sequence
   int64_t key_words_ = 0;
-  int64_t sequence_queries_ = 0;  // rows of q between sequences; packed: 0
+  int64_t sequence_queries_ = 0;  // rows of q between sequences
   int64_t group_ = 1;
+  // Of all batches of a head; bounds of them where sequences are packed.
+  int64_t query_tiles_ = 0, all_key_tiles_ = 0, all_key_words_ = 0, tiles_ = 0;
+  Place* places_ = nullptr;                  // [batch + 1] of packed sequences
   TileClass* classes_ = nullptr;             // [heads][query tiles][key tiles]
   int32_t* num_tiles_ = nullptr;             // [heads][query tiles]
   std::atomic<uint64_t>* seen_ = nullptr;    // [heads][batches][key words]
