@@ -90,7 +90,8 @@ __device__ __forceinline__ KeyBits read_words(const portable::ForwardParams& p, 
   const bool is_here = lane_key < of.keys;
   KeyBits bits;
   uint32_t some = 0, all = ~0u;  // as nonzero_bytes() has them
-  for (int32_t turn = warp * kRowsOfTurn; turn < of.rows; turn += portable::kClassifyWarps * kRowsOfTurn) {
+  for (int32_t turn = warp * kRowsOfTurn; __any_sync(kAllLanes, turn < of.rows);
+       turn += portable::kClassifyWarps * kRowsOfTurn) {
     const int32_t first = min(turn, of.rows - kRowsOfTurn);
     const uint8_t* row = elements.dense_row(of.first_q + first) + of.first_kv + lane_key;
     uint32_t words[kRowsOfTurn];
@@ -124,7 +125,8 @@ __device__ __forceinline__ KeyBits read_rows(const portable::ForwardParams& p, c
   const int32_t lane_key = lane * kKeysAtOnce;
   const uint32_t all_keys = lane_key < of.keys ? kAllAtOnce : 0;  // of a tile in the band, which is whole
   KeyBits bits;
-  for (int32_t first = warp * kRowsOfTurn; first < of.rows; first += portable::kClassifyWarps * kRowsOfTurn) {
+  for (int32_t first = warp * kRowsOfTurn; __any_sync(kAllLanes, first < of.rows);
+       first += portable::kClassifyWarps * kRowsOfTurn) {
     const int32_t last = min(first + kRowsOfTurn, of.rows) - 1;
     const BandRows band(p, of, lane_key, first, last);
     uint32_t visible = 0;
@@ -226,7 +228,7 @@ __device__ __forceinline__ BandedMaskTile mask_tile(const portable::ForwardParam
       {s, at.batch_idx, at.head_idx, first_q, rows, first_kv, min(C.tile_kv, s.len_kv - first_kv), false}, {}};
   if (rows == 0) return banded;
   banded.seen = key_tiles<C.tile_kv>(row_keys(s, first_q), row_keys(s, first_q + rows - 1), p.keep_first);
-  banded.tile.is_in_band = banded.seen.is_full(at.tile_kv_idx);
+  banded.tile.is_in_band = __all_sync(kAllLanes, banded.seen.is_full(at.tile_kv_idx));
   return banded;
 }
 
