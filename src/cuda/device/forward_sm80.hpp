@@ -120,7 +120,7 @@ struct ForwardSm80 : BlockSm80<C> {
             is_full ? ~0u : columns_in<C.tile_kv>(bounds(row - first_q()), tile * C.tile_kv, p.keep_first, lane);
         if (row >= query_tile.sequence.len_q) visible[r] = 0;
       }
-      hide_by_elements<C.score, C.tile_kv>(p, query_tile.sequence, query_tile.work.batch_idx, query_tile.work.head_idx,
+      hide_own_columns<C.score, C.tile_kv>(p, query_tile.sequence, query_tile.work.batch_idx, query_tile.work.head_idx,
                                            query(m, 0) - lane / 4, tile * C.tile_kv, visible);
       ptx::store_words(s_visible(m), visible[0], visible[1]);
       any |= visible[0] | visible[1];

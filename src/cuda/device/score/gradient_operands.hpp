@@ -144,10 +144,10 @@ struct GradientOperands : GradientTile<C, 1, Blocks> {
   template <bool IsWhole>
   __device__ __forceinline__ uint32_t keys_of_queries(const ElementRows<C>& elements) const {
     uint32_t keys = 0;
-#pragma unroll(IsWhole ? 2 : 1)
+#pragma unroll(IsWhole&& loads_words(C) ? 2 : 1)
     for (int half = 0; half < 2; ++half) {
       const int32_t i = min(query + lane + half * 32, sequence.len_q - 1);
-#pragma unroll(IsWhole ? 4 : 1)
+#pragma unroll(IsWhole&& loads_words(C) ? 4 : 1)
       for (int at = 0; at < kKeys; at += kKeysAtOnce) {
         keys |= elements.template visible<IsWhole>(i, key + at) << (half * kKeys + at);
       }

@@ -143,6 +143,12 @@ class ElementRows {
   const uint32_t* ids_;   // of key 0
 };
 
+// True if all that element masks read are words of a dense mask or of ids: loads that may wait side by side. The
+// others' take more registers.
+__device__ constexpr bool loads_words(const ScoreConfig& c) {
+  return num_masks(c) == 1 && (c.dense_mask || c.documents);
+}
+
 // A row's bits of a tile's keys, in columns_below()'s order. Four lanes share a row: each finds four of 16 keys.
 template <ScoreConfig C, int TileKv, bool IsWhole>
 __device__ __forceinline__ uint32_t visible_columns(const ElementRows<C>& elements, int32_t i, int32_t first_kv,
@@ -150,7 +156,7 @@ __device__ __forceinline__ uint32_t visible_columns(const ElementRows<C>& elemen
   static_assert(TileKv % 16 == 0, "four lanes find 16 keys");
   const int32_t own = lane % 4 * kKeysAtOnce;
   uint32_t columns = 0;
-#pragma unroll(IsWhole ? 4 : 1)
+#pragma unroll(IsWhole&& loads_words(C) ? 4 : 1)
   for (int word = 0; word * 32 < TileKv; ++word) {
     uint32_t keys = 0;
 #pragma unroll
@@ -175,8 +181,7 @@ __device__ __forceinline__ void hide_by_elements(const portable::ForwardParams& 
   ptx::forget(lane);  // values derived from it are computed here, where it is rare, and hold no registers
   const ElementRows<C> elements(p, s, batch_idx, head_idx, first_kv, TileKv);
   const auto query = [&](int r) { return min(first_q + r * 8 + lane / 4, s.len_q - 1); };
-  constexpr bool kIsDense = C.dense_mask && num_masks(C) == 1;  // others' loads take more registers
-  if (kIsDense && elements.is_whole()) {
+  if (loads_words(C) && C.dense_mask && elements.is_whole()) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) visible[r] &= visible_columns<C, TileKv, true>(elements, query(r), first_kv, lane);
     return;
@@ -186,6 +191,30 @@ __device__ __forceinline__ void hide_by_elements(const portable::ForwardParams& 
     const uint32_t columns = elements.is_whole()
                                  ? visible_columns<C, TileKv, true>(elements, query(r), first_kv, lane)
                                  : visible_columns<C, TileKv, false>(elements, query(r), first_kv, lane);
+    if (r == 0) visible[0] &= columns;
+    if (r == 1) visible[1] &= columns;
+  }
+}
+
+// The same where accumulators leave few registers and exchanges between lanes would spill them (forward_sm80): each
+// lane tests its own columns.
+template <ScoreConfig C, int TileKv>
+__device__ __forceinline__ void hide_own_columns(const portable::ForwardParams& p, const Sequence& s, int32_t batch_idx,
+                                                 int32_t head_idx, int32_t first_q, int32_t first_kv,
+                                                 uint32_t (&visible)[2]) {
+  constexpr int kColumnsAtOnce = num_masks(C) > 1 ? 2 : 8;  // whose loads wait side by side: registers
+  auto lane = static_cast<int32_t>(threadIdx.x % 32);
+  ptx::forget(lane);  // as above
+  const auto sees = [&](int row, int32_t key) {
+    return is_visible<C>(p, s, batch_idx, head_idx, min(first_q + row, s.len_q - 1), min(key, s.len_kv - 1));
+  };
+#pragma unroll 1
+  for (int r = 0; r < 2; ++r) {
+    uint32_t columns = 0;
+#pragma unroll kColumnsAtOnce
+    for (int i = 0; i < TileKv / 4; ++i) {
+      if (sees(r * 8 + lane / 4, first_kv + i / 2 * 8 + lane % 4 * 2 + i % 2)) columns |= 1u << i;
+    }
     if (r == 0) visible[0] &= columns;
     if (r == 1) visible[1] &= columns;
   }
