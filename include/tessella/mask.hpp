@@ -31,7 +31,6 @@ class Mask {
   }
   // j and p lie in the same chunk of n keys
   static Mask chunk(int64_t n) {
-    if (n < 1) throw Error(ErrorCode::invalid_argument, "Mask::chunk: n is below 1, expected at least 1");
     Mask mask;
     mask.chunk_ = n;
     return mask;

@@ -102,7 +102,7 @@ class Files(CliTest):
         run("attend", twice, "--names", "x,k,v", "--check")  # the others are as usable as ever
         once = self.write("once.npz", npz(self.arrays()))
         more = self.write("more.npz", npz({"q": npy(self.q)}))
-        self.expect_error("attend", once, more, "--names", "q,k,v", saying=f"--names: {once}:q and {more}:q have one name")
+        self.expect_error("attend", once, more, "--names", "q,k,v", saying=f"--names has 'q', which {once}:q and {more}:q are called")
         run("attend", more, *[self.write(f"{n}.npz", npz({"q": npy(self.q)})) for n in "ab"], "--names", "q,q,q")
 
     def test_any_order_of_axes_and_bytes(self):

@@ -170,8 +170,8 @@ TEST_F(ForwardLaunch, AMaskHasOneMap) {
     EXPECT_EQ(fake_driver()->launches[0].gridDimX, 2 * tiles(1000, 64) * tiles(900, 128));
     p.schedule_bytes = bytes - 4;
     EXPECT_EQ(error_of_run(plan, p, nullptr),
-              core::message("plan_run: schedule has ", bytes - 4, " bytes, expected at least ", bytes,
-                            ", what the kernel reads"));
+              core::message("plan_run: the schedule, the map of the mask, has ", bytes - 4,
+                            " bytes, expected at least ", bytes, " for a call of these sizes"));
     p.schedule_bytes = bytes;
     EXPECT_EQ(error_of_run(plan, p, nullptr), "");
     ASSERT_EQ(fake_driver()->launches.size(), 3u);
