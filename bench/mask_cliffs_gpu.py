@@ -98,7 +98,9 @@ def measured(batch, seqlen, heads, head_dim, seconds):
     """A row a mask."""
     torch.manual_seed(3)
     *tensors, d_out = (torch.randn(batch, seqlen, heads, head_dim, device="cuda").bfloat16() for _ in range(4))
-    calls = {"none": (Call(tensors, d_out, tessella.Mask()), torch.ones(seqlen, seqlen, dtype=torch.bool, device="cuda"))}
+    calls = {
+        "none": (Call(tensors, d_out, tessella.Mask()), torch.ones(seqlen, seqlen, dtype=torch.bool, device="cuda"))
+    }
     for name, (mask, visible) in masks_of(batch, seqlen).items():
         calls[name] = (Call(tensors, d_out, mask), visible)
         try:
@@ -132,7 +134,10 @@ def measured(batch, seqlen, heads, head_dim, seconds):
 
 
 def table(rows):
-    lines = ["| mask | forward us | x none | backward us | x none | pairs seen | error |", "|---|--:|--:|--:|--:|--:|--:|"]
+    lines = [
+        "| mask | forward us | x none | backward us | x none | pairs seen | error |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
     for row in rows:
         cells = [row["mask"]]
         for side in ("forward", "backward"):

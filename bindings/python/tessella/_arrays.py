@@ -107,7 +107,9 @@ def _no_dtype(name: str, dtype: Any, code: int | None) -> str:
     if code is not None:
         return f"{name}.dtype is {dtype}, expected the byte order of this machine, as astype({dtype.newbyteorder('=')})"
     if name.endswith("dtype"):
-        return f"{name} is {dtype if not isinstance(dtype, str) else repr(dtype)}, expected {EXPECTED.get(name, _KNOWN)}"
+        return (
+            f"{name} is {dtype if not isinstance(dtype, str) else repr(dtype)}, expected {EXPECTED.get(name, _KNOWN)}"
+        )
     return f"{name}.dtype is {dtype}, expected {EXPECTED.get(name.partition('[')[0], _KNOWN)}"
 
 

@@ -105,7 +105,9 @@ def _no_such(name: str, code: int, arrays: str) -> Unsupported:
 def layout_problem(tensor: Any, strided: Any) -> str:
     """Why a tensor of torch is no array of strides, or ""; strided: torch.strided."""
     if tensor.is_nested:
-        return "is a nested tensor, expected packed rows beside cu_seqlens: values() and offsets().int() of a jagged one"
+        return (
+            "is a nested tensor, expected packed rows beside cu_seqlens: values() and offsets().int() of a jagged one"
+        )
     if tensor.layout is not strided:
         return f"has layout {tensor.layout}, expected to_dense() of it"
     if tensor.is_quantized:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ._arrays import require_array
 from ._errors import InvalidArgument
@@ -11,24 +11,19 @@ from ._kinds import kind_of
 from ._mask import Mask, mask_of
 from ._plan import plan
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from ._options import Options
-
 # Parts of a mask that are read element by element.
 _READ = ("dense_mask", "block_map", "document_ids_q")
 
 
 def mask_map(
-    q: Any, k: Any, v: Any, mask: Mask | str, *, layout: str = "bshd", stream: Any = None, **options: Unpack[Options]
+    q: Any, k: Any, v: Any, mask: Mask | str, *, layout: str = "bshd", stream: Any = None, **options: Any
 ) -> Mask:
     """The mask with a map of the tiles that it hides: once a step, for every layer and for its gradients.
 
     A call with a dense mask, a block map, documents or a mask_mod on a GPU first reads the mask, to skip the tiles that
-    it hides. Given what mask_map returns in the mask's place, calls read the map instead. They may have any head dim and
-    dtype, and any number of heads where the mask has no head axis. The rest is as here: batch, lengths and padding (the
-    same values), mask_mod.
+    it hides. Given what mask_map returns in the mask's place, calls read the map instead. They may have any head dim
+    and dtype, and any number of heads where the mask has no head axis. The rest is as here: batch, lengths and padding
+    (the same values), mask_mod.
 
     >>> mask = tessella.mask_map(q, k, v, tessella.dense(padding) & tessella.causal())
     >>> for layer in layers:
@@ -39,8 +34,8 @@ def mask_map(
         mask, layout, stream, options: of the calls to come.
 
     Returns:
-        A mask for these calls. Its map is on the device of q; the memory that the mask is made of must not change. Where
-        nothing is to be read, the mask itself: other masks, and on CPUs.
+        A mask for these calls. Its map is on the device of q; the memory that the mask is made of must not change.
+        Where nothing is to be read, the mask itself: other masks, and on CPUs.
 
     Raises:
         InvalidArgument: the mask has a map already; a call has other options than the map was made with; else as

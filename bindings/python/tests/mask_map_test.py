@@ -16,7 +16,10 @@ def test_on_a_cpu_there_is_nothing_to_make():
     assert tessella.mask_map(*operands(), mask) is mask
 
 
-@pytest.mark.parametrize("mask", ["causal", tessella.window(3, 0), tessella.prefix(np.zeros(BATCH, np.int32))], ids=repr)
+PREFIX = np.zeros(BATCH, np.int32)
+
+
+@pytest.mark.parametrize("mask", ["causal", tessella.window(3, 0), tessella.prefix(PREFIX)], ids=repr)
 def test_other_masks_need_none(mask):
     given = tessella.mask_map(*operands(), mask)
     assert given is mask or mask == "causal"
@@ -105,7 +108,7 @@ def test_a_map_belongs_to_its_sizes():
     import tessella.torch
 
     mask = tessella.mask_map(*on_cuda(64), masks()["documents"])
-    with torch.no_grad(), pytest.raises(tessella.InvalidArgument, match="forward: the schedule, the map of the mask, has"):
+    with torch.no_grad(), pytest.raises(tessella.InvalidArgument, match="forward: the schedule, the map of"):
         longer = [torch.zeros(BATCH, 4 * SEQLEN, HEADS, 64, device="cuda", dtype=torch.bfloat16) for _ in "qkv"]
         ids = torch.zeros(BATCH, 4 * SEQLEN, device="cuda", dtype=torch.int32)
         tessella.torch.attention(*longer, mask=tessella.document(ids, ids), schedule=mask.arrays["schedule"])

@@ -483,8 +483,8 @@ def test_layouts_that_are_no_arrays_are_named(qkv):
     lse = torch.zeros(2, 4, 9, device=q.device)
     lengths = torch.tensor([9, 9], dtype=torch.int32, device=q.device)
     for tensor, problem in (
-        (jagged, "is a nested tensor, expected packed rows beside cu_seqlens: values() and offsets() of a jagged one"),
-        (packed, "is a nested tensor, expected packed rows beside cu_seqlens: values() and offsets() of a jagged one"),
+        (jagged, "is a nested tensor, expected packed rows beside cu_seqlens: values() and offsets().int() of a"),
+        (packed, "is a nested tensor, expected packed rows beside cu_seqlens: values() and offsets().int() of a"),
         (q.to_sparse(), "has layout torch.sparse_coo, expected to_dense() of it"),
     ):
         for call, name in (

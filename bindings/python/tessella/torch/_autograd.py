@@ -145,7 +145,8 @@ def _require_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named:
         )
     if named.get("schedule") is not None and not any(named.get(name) is not None for name in MAPPED_MASKS):
         raise Unsupported(
-            f"forward: a tensor requires grad, and calls whose keys are split by a schedule have no gradients, {_WITHOUT}"
+            "forward: a tensor requires grad, and calls whose keys are split by a schedule have no gradients, "
+            f"{_WITHOUT}"
         )
     for name, value in named.items():
         if name in OF_INFERENCE:
