@@ -254,8 +254,9 @@ def test_tensors_of_torch_that_are_no_arrays():
     torch = pytest.importorskip("torch")
     q, k, v = (torch.from_numpy(t) for t in (Q, K, V))
     nested = torch.nested.nested_tensor([q[0], q[1]], layout=torch.jagged)
+    rows = "expected packed rows beside cu_seqlens: values() and offsets().int() of a jagged one"
     for tensor, message in (
-        (nested, "is a nested tensor, expected packed rows beside cu_seqlens: values() and offsets().int() of a"),
+        (nested, f"is a nested tensor, {rows}"),
         (q.to_sparse(), "has layout torch.sparse_coo, expected to_dense() of it"),
         (q.to_mkldnn(), "has layout torch._mkldnn, expected to_dense() of it"),
     ):

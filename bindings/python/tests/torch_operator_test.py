@@ -482,9 +482,10 @@ def test_layouts_that_are_no_arrays_are_named(qkv):
     jagged, packed = (torch.nested.nested_tensor(two, layout=layout) for layout in (torch.jagged, torch.strided))
     lse = torch.zeros(2, 4, 9, device=q.device)
     lengths = torch.tensor([9, 9], dtype=torch.int32, device=q.device)
+    rows = "expected packed rows beside cu_seqlens: values() and offsets().int() of a jagged one"
     for tensor, problem in (
-        (jagged, "is a nested tensor, expected packed rows beside cu_seqlens: values() and offsets().int() of a"),
-        (packed, "is a nested tensor, expected packed rows beside cu_seqlens: values() and offsets().int() of a"),
+        (jagged, f"is a nested tensor, {rows}"),
+        (packed, f"is a nested tensor, {rows}"),
         (q.to_sparse(), "has layout torch.sparse_coo, expected to_dense() of it"),
     ):
         for call, name in (
