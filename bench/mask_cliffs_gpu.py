@@ -2,7 +2,8 @@
 """Masks that are read element by element on a GPU, against the same call without one: forward and backward, in turn.
 
 Each mask is given plain and by its map (tessella.mask_map). A head of each result is checked against float64 before
-anything is timed. torch's SDPA by cuDNN has the first mask too.
+anything is timed. torch's SDPA by cuDNN has the first mask too. A padding mask that takes more than 1.15 times the call
+without one is marked !, and the exit status is then 1.
 
 examples:
   mask_cliffs_gpu.py
@@ -13,17 +14,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import pathlib
 import statistics
+import sys
 
 import tessella
 import tessella.torch
 import torch
+from contest.masked_call import MaskedCall
 from contest.measure import window
 
 ROUNDS = 3
 BOUND = 2e-2  # of bf16
+MOST_OVER_NONE = 1.15  # of padding
 
 
 def lengths(batch, seqlen):
@@ -53,35 +56,6 @@ def masks_of(batch, seqlen):
     }
 
 
-class Call:
-    """Both passes with one mask, into memory that is there."""
-
-    def __init__(self, tensors, d_out, mask):
-        self.tensors, self.d_out, self.options = tensors, d_out, {"mask": mask}
-        self.out = torch.empty_like(d_out)
-        self.lse = torch.empty(d_out.shape[0], d_out.shape[2], d_out.shape[1], device="cuda")
-        self.gradients = [torch.empty_like(tensor) for tensor in tensors]
-
-    def forward(self):
-        tessella.torch.attention(*self.tensors, out=self.out, lse=self.lse, **self.options)
-
-    def backward(self):
-        dq, dk, dv = self.gradients
-        tessella.attention_backward(*self.tensors, self.out, self.lse, self.d_out, dq=dq, dk=dk, dv=dv, **self.options)
-
-    def error(self, visible):
-        """The largest ||result - reference|| / ||reference|| of the last sequence's first head."""
-        self.forward()
-        self.backward()
-        inputs = [tensor[-1, :, 0].double().requires_grad_() for tensor in self.tensors]
-        q, k, v = inputs
-        scores = (q @ k.T / math.sqrt(q.shape[-1])).masked_fill(~visible, -math.inf)
-        out = scores.softmax(-1) @ v
-        wanted = [out.detach(), *torch.autograd.grad(out, inputs, self.d_out[-1, :, 0].double())]
-        got = [tensor[-1, :, 0].double() for tensor in (self.out, *self.gradients)]
-        return max(float((one - other).norm() / other.norm()) for one, other in zip(got, wanted))
-
-
 class Sdpa:
     """torch's, with cuDNN alone."""
 
@@ -99,12 +73,15 @@ def measured(batch, seqlen, heads, head_dim, seconds):
     torch.manual_seed(3)
     *tensors, d_out = (torch.randn(batch, seqlen, heads, head_dim, device="cuda").bfloat16() for _ in range(4))
     calls = {
-        "none": (Call(tensors, d_out, tessella.Mask()), torch.ones(seqlen, seqlen, dtype=torch.bool, device="cuda"))
+        "none": (
+            MaskedCall(tensors, d_out, tessella.Mask()),
+            torch.ones(seqlen, seqlen, dtype=torch.bool, device="cuda"),
+        )
     }
     for name, (mask, visible) in masks_of(batch, seqlen).items():
-        calls[name] = (Call(tensors, d_out, mask), visible)
+        calls[name] = (MaskedCall(tensors, d_out, mask), visible)
         try:
-            calls[f"{name}, by its map"] = (Call(tensors, d_out, tessella.mask_map(*tensors, mask)), visible)
+            calls[f"{name}, by its map"] = (MaskedCall(tensors, d_out, tessella.mask_map(*tensors, mask)), visible)
         except tessella.Error as error:  # an older library
             print(f"{name}: no map: {error}")
     rows = []
@@ -133,6 +110,10 @@ def measured(batch, seqlen, heads, head_dim, seconds):
     return rows
 
 
+def is_above(row, side):
+    return row["mask"].startswith("padding") and row[f"{side}_over_none"] > MOST_OVER_NONE
+
+
 def table(rows):
     lines = [
         "| mask | forward us | x none | backward us | x none | pairs seen | error |",
@@ -141,7 +122,8 @@ def table(rows):
     for row in rows:
         cells = [row["mask"]]
         for side in ("forward", "backward"):
-            cells += [f"{row[side] * 1e6:.1f}", f"{row[f'{side}_over_none']:.2f}"] if side in row else ["", ""]
+            mark = " !" if side in row and is_above(row, side) else ""
+            cells += [f"{row[side] * 1e6:.1f}", f"{row[f'{side}_over_none']:.2f}{mark}"] if side in row else ["", ""]
         cells += [f"{row['visible']:.3f}", f"{row['error']:.1e}"] if "error" in row else ["", ""]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -162,7 +144,9 @@ def main():
         print(f"\n{size}\n\n{table(record[size])}", flush=True)
     if args.json:
         args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    rows = [row for of_size in record.values() for row in of_size]
+    return int(any(is_above(row, side) for row in rows for side in ("forward", "backward") if side in row))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,7 +9,6 @@
 #include "api/grow.hpp"
 #include "api/host_copy.hpp"
 #include "api/tensor_reader.hpp"
-#include "core/environment.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
 #include "core/tensors.hpp"
@@ -337,9 +336,8 @@ AppendArguments read(const tessella_append_args* args, const tessella_append_opt
   const tessella_append_args given = grow(args, defaults, function, "args");
   const AppendArguments arguments = AppendNormalizer(given, options, function, memory).run();
   core::validate(arguments, function);
-  const bool is_asked = core::environment_check_device_values() || options.check_device_values != 0;
-  const bool checks_values = is_asked && arguments.device.type != core::DeviceType::cpu;
-  if (checks_values) core::validate_tables(HostCopy(arguments, Copied::tables, stream).arguments(), function);
+  if (checks_values(arguments.device, options.check_device_values))
+    core::validate_tables(HostCopy(arguments, Copied::tables, stream).arguments(), function);
   return arguments;
 }
 

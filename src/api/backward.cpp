@@ -7,7 +7,6 @@
 #include "api/grow.hpp"
 #include "api/host_copy.hpp"
 #include "api/tensor_reader.hpp"
-#include "core/environment.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
 #include "core/validate.hpp"
@@ -179,9 +178,8 @@ AttentionArguments read(const tessella_backward_args* args, const tessella_atten
       normalize(forward, options, function, memory == Memory::written ? Memory::read : memory);
   GradientReader(given, forward, options, function, memory, arguments).run();
   core::validate(arguments, function);
-  const bool is_asked = core::environment_check_device_values() || options.check_device_values != 0;
-  const bool checks_values = is_asked && arguments.device.type != core::DeviceType::cpu;
-  if (checks_values) core::validate_tables(HostCopy(arguments, Copied::tables, stream).arguments(), function);
+  if (checks_values(arguments.device, options.check_device_values))
+    core::validate_tables(HostCopy(arguments, Copied::tables, stream).arguments(), function);
   return arguments;
 }
 

@@ -5,7 +5,6 @@
 
 #include "api/host_copy.hpp"
 #include "core/choose.hpp"
-#include "core/environment.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
 #include "core/validate.hpp"
@@ -21,10 +20,9 @@ using core::message;
 AttentionArguments read(const tessella_forward_args* args, const tessella_attention_options& options,
                         const char* function, void* stream, Memory memory) {
   const AttentionArguments arguments = normalize(grown(args, function), options, function, memory);
-  const bool is_asked = core::environment_check_device_values() || options.check_device_values != 0;
-  const bool checks_values = is_asked && arguments.device.type != core::DeviceType::cpu;
   core::validate(arguments, function);
-  if (checks_values) core::validate_tables(HostCopy(arguments, Copied::tables, stream).arguments(), function);
+  if (checks_values(arguments.device, options.check_device_values))
+    core::validate_tables(HostCopy(arguments, Copied::tables, stream).arguments(), function);
   return arguments;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "core/environment.hpp"
 #include "core/tensors.hpp"
 #include "cuda/driver/memory.hpp"
 
@@ -27,6 +28,11 @@ int64_t elements(const Axes& axes) {
 }
 
 }  // namespace
+
+bool checks_values(core::Device device, int32_t option) {
+  const bool is_asked = core::environment_check_device_values() || option != 0;
+  return is_asked && device.type != core::DeviceType::cpu;
+}
 
 template <typename T>
 void HostMemory::copy(core::Table<T>& table, int64_t batch, int64_t count) {

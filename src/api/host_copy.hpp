@@ -43,6 +43,10 @@ class HostMemory {
   std::vector<std::unique_ptr<std::byte[]>> blocks_;
 };
 
+// Whether tables in the device's memory are to be copied and checked: as the option or the environment says, which must
+// mean something on a CPU too.
+bool checks_values(core::Device device, int32_t option);
+
 // Calls made of the copies are calls of the CPU.
 template <typename Arguments>
 class HostCopy {

@@ -15,13 +15,13 @@
 #include "core/sequence.hpp"
 #include "cpu/exp2.hpp"
 #include "portable/dropout.hpp"
+#include "portable/tile_class.hpp"
 
 namespace tessella::cpu {
 
 inline constexpr int kMaxQueryTileRows = 64;
 
-// Which keys of a tile the element masks show to the rows of a query tile: none, some, or all to all rows.
-enum class TileClass : uint8_t { hidden, partial, full };
+using portable::TileClass;
 
 struct QueryTile {
   const core::AttentionArguments* arguments = nullptr;

@@ -194,7 +194,7 @@ bool bench_problem(const Settings& settings, const RandomCase& problem, double b
       results.push_back(*result);
     }
   }
-  // Last: it may take minutes, for nothing where no kernel computes the problem.
+  // After the kernels: it may take minutes, and is of no use where none of them computes the problem.
   std::optional<BenchResult> baseline;
   if (settings.baseline != "none" && !results.empty()) {
     baseline = run(settings.baseline);

@@ -42,22 +42,27 @@ constexpr Integer kIntegers[] = {
     {"u8", "U64", 8, TESSELLA_I64, widen<uint64_t, int64_t>},
 };
 
+// The type that a file calls `name`, as one of the library's or an integer that it lacks.
+void find_type(std::string_view name, const ElementType* known, std::string_view Integer::*own_name, StoredType& type) {
+  if (known != nullptr) {
+    type.bytes = known->bytes;
+    type.dtype = known->dtype;
+  }
+  for (const Integer& integer : kIntegers) {
+    if (name != integer.*own_name) continue;
+    type.bytes = integer.bytes;
+    type.dtype = integer.dtype;
+    type.widen = integer.widen;
+  }
+}
+
 }  // namespace
 
 StoredType stored_type_of_numpy(std::string_view descr) {
   StoredType type{.name = shown_name(descr)};
   std::string_view kind = descr;
   if (!kind.empty() && std::string_view("<>|=").find(kind[0]) != std::string_view::npos) kind.remove_prefix(1);
-  if (const ElementType* known = find_element_type_by_numpy(kind)) {
-    type.bytes = known->bytes;
-    type.dtype = known->dtype;
-  }
-  for (const Integer& integer : kIntegers) {
-    if (kind != integer.numpy) continue;
-    type.bytes = integer.bytes;
-    type.dtype = integer.dtype;
-    type.widen = integer.widen;
-  }
+  find_type(kind, find_element_type_by_numpy(kind), &Integer::numpy, type);
   if (kind.starts_with('V') || kind == "f1") {  // numpy's names for the types of ml_dtypes
     constexpr int64_t kMost = 1 << 20;
     int64_t bytes = 0;
@@ -70,16 +75,7 @@ StoredType stored_type_of_numpy(std::string_view descr) {
 
 StoredType stored_type_of_safetensors(std::string_view dtype) {
   StoredType type{.name = shown_name(dtype)};
-  if (const ElementType* known = find_element_type_by_safetensors(dtype)) {
-    type.bytes = known->bytes;
-    type.dtype = known->dtype;
-  }
-  for (const Integer& integer : kIntegers) {
-    if (dtype != integer.safetensors) continue;
-    type.bytes = integer.bytes;
-    type.dtype = integer.dtype;
-    type.widen = integer.widen;
-  }
+  find_type(dtype, find_element_type_by_safetensors(dtype), &Integer::safetensors, type);
   return type;
 }
 

@@ -51,6 +51,8 @@ def set_options(fields: Fields, options: Mapping[str, Any]) -> None:
             setter(fields, name, value)
 
 
+# What is read element by element: a schedule beside any of them is the map of the mask.
+MAPPED_MASKS = ("dense_mask", "block_map", "document_ids_q", "mask_mod")
 # What a map of a mask is made of, beside the mask.
 IN_MAPS = (
     *("seqlens_q", "seqlens_kv", "cu_seqlens_q", "cu_seqlens_kv", "leftpad_kv"),

@@ -6,13 +6,10 @@ from typing import Any
 
 from ._arrays import require_array
 from ._errors import InvalidArgument
-from ._fields import IN_MAPS
+from ._fields import IN_MAPS, MAPPED_MASKS
 from ._kinds import kind_of
 from ._mask import Mask, mask_of
 from ._plan import plan
-
-# Parts of a mask that are read element by element.
-_READ = ("dense_mask", "block_map", "document_ids_q")
 
 
 def mask_map(
@@ -47,7 +44,7 @@ def mask_map(
         raise InvalidArgument("mask_map: mask has a map, expected one without")
     q, k, v = (array.detach() if hasattr(array, "detach") else array for array in (q, k, v))
     options = {**options, "mask": given}
-    is_read = bool(options.get("mask_mod")) or any(part in given.arrays for part in _READ)
+    is_read = any(part in given.arrays or options.get(part) for part in MAPPED_MASKS)
     is_mapped = is_read and kind_of(q).is_on_gpu(q)
     made = plan(q, k, v, layout=layout, **{**options, "schedule": True if is_mapped else None})
     if not is_mapped:

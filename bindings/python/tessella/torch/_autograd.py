@@ -14,8 +14,9 @@ import torch._functorch.utils as _functorch_utils  # type: ignore[import-not-fou
 
 from .._backward_call import BITS, GRADIENTS
 from .._errors import InvalidArgument, Unsupported
+from .._fields import MAPPED_MASKS
 from . import _operator
-from ._schema import MAPPED_MASKS, OF_INFERENCE
+from ._schema import OF_INFERENCE
 from ._tensor import require_strided
 
 _forward_ad: Any = torch.autograd.forward_ad

@@ -94,9 +94,6 @@ OF_INFERENCE = {
     "cache_batch_idx": "keys in slots of a cache",
     "draft_mask": "drafts",
 }
-# Masks of which a schedule is the map; beside others it says where keys are split.
-MAPPED_MASKS = ("dense_mask", "block_map", "document_ids_q", "mask_mod")
-
 
 # What the bytes of k and v may be -> as an argument says it.
 CACHE_DTYPES = {d.I4: "int4", d.I8: "int8", d.F8E4M3FN: "float8_e4m3fn"}

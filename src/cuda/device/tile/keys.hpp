@@ -3,11 +3,11 @@
 
 #include "cuda/device/schedule/sequence.hpp"
 #include "cuda/device/score/softmax.hpp"
+#include "portable/tile_class.hpp"
 
 namespace tessella::device {
 
-// Class of a tile of scores under the element masks alone.
-enum class TileClass : uint8_t { hidden = 0, partial = 1, full = 2 };
+using portable::TileClass;
 
 // Tiles [0, keep_first_end) (of keep_first) and [begin, end) hold the keys that rows [first, last] see; keep_first_end
 // <= begin. All of these rows see all keys of tiles [full_begin, full_end).
