@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+
 import tessella
 import tessella.torch
 import torch
