@@ -239,7 +239,7 @@ TEST(DecodeLaunch, AScheduleThatIsTooSmallQueuesNothing) {
     p.schedule_bytes -= 4;
     const std::string needed = std::to_string(plan.schedule_bytes);
     const std::string reason = ": schedule has " + std::to_string(plan.schedule_bytes - 4) +
-                               " bytes, expected at least " + needed + ", what the plan's kernel reads";
+                               " bytes, expected at least " + needed + ", what the kernel reads";
     EXPECT_EQ(ineligible([&] { run(plan, p); }), "plan_run" + reason);
     EXPECT_EQ(ineligible([&] { api::make_schedule(plan, &p, nullptr, "plan_schedule"); }), "plan_schedule" + reason);
     EXPECT_TRUE(fake_driver()->launches.empty());
@@ -252,7 +252,8 @@ TEST(DecodeLaunch, AScheduleThatIsTooSmallQueuesNothing) {
   });
 }
 
-// Prefill kernels follow none. Plans of exact lengths and of the cache's have one size of it, whatever tiles rows make.
+// Prefill kernels follow a mask's map alone. Plans of exact lengths and of the cache's have one size of it, whatever
+// tiles rows make.
 TEST(DecodeLaunch, OneScheduleServesPlansOfRoundedLengths) {
   in_child([] {
     for (const int64_t seqlen_q : {1, 3, 5, 7}) {
@@ -270,7 +271,8 @@ TEST(DecodeLaunch, OneScheduleServesPlansOfRoundedLengths) {
     }
     const AttentionArguments many = scheduled(step(3, 2, 65536, 1000));
     const std::string reason = ineligible([&] { api::cached_plan(core::Shape(many), {}, "forward"); });
-    EXPECT_NE(reason.find("cuda.forward_sm90, cuda.forward_sm80: does not support schedule"), std::string::npos)
+    EXPECT_NE(reason.find("cuda.forward_sm90, cuda.forward_sm80: a schedule beside many queries is the map of a mask"),
+              std::string::npos)
         << reason;
     EXPECT_NE(reason.find("cuda.decode: takes at most 64 query rows"), std::string::npos) << reason;
   });
