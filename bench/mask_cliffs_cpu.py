@@ -79,6 +79,11 @@ def bias_of(visible):
     return np.where(visible, np.float32(0), -np.float32("inf"))
 
 
+def keys_apart(mask):
+    """The mask with the keys of a query in rows of memory of their own, as a transposed one has them."""
+    return np.ascontiguousarray(np.swapaxes(mask, 2, 3)).swapaxes(2, 3)
+
+
 def coins(*shape):
     """Random bits."""
     return np.random.default_rng(2).random(shape) < 0.5
@@ -91,13 +96,17 @@ def regions(n, h, d):
     diagonal = np.eye(n // BLOCK, dtype=bool)
     of_heads = np.stack([np.roll(diagonal, head, 1) for head in range(h)])
     ids = np.arange(n, dtype=np.int32)[None] // BLOCK
+    same = (ids[0][:, None] == ids)[None, None]
     masks = {
         "block_map 128": tessella.block_map(diagonal[None, None], BLOCK, BLOCK),
         "document": tessella.document(ids),
-        "dense (1, 1, s, s)": tessella.dense((ids[0][:, None] == ids)[None, None]),
+        "dense (1, 1, s, s)": tessella.dense(same),
     }
     for name, mask in masks.items():
         yield Line(name, Calls(shape, mask=mask), "chunk", chunk)
+    # 64 keys of a query tile are 64 lines of memory, each in a page of its own.
+    apart = Calls(shape, mask=tessella.dense(keys_apart(same)))
+    yield Line("dense, keys apart", apart, "chunk", chunk, 4.0)
     # A query tile has the rows of both heads of a group, and sees what either of them does.
     mask = tessella.block_map(of_heads[None], BLOCK, BLOCK)
     yield Line("block_map 128 of each of 2 heads", Calls(grouped, mask=mask), "chunk", grouped_chunk, 2 * 1.5)
@@ -120,7 +129,11 @@ def elements(n, h, d):
     random = coins(1, 1, s, s)
     bias = Calls(shape, bias=bias_of(random))
     yield Line("dense random", Calls(shape, mask=tessella.dense(random)), "bias 0/-inf", bias)
+    apart = tessella.dense(keys_apart(random))
+    yield Line("dense random, keys apart", Calls(shape, mask=apart), "bias 0/-inf", bias)
     yield Line("block_map 1 x 1", Calls(shape, mask=tessella.block_map(random, 1, 1)), "bias 0/-inf", bias)
+    pairs = tessella.block_map(np.ascontiguousarray(random[..., ::2]), 1, 2)
+    yield Line("block_map 1 x 2", Calls(shape, mask=pairs), "bias 0/-inf", bias)
     ids = np.random.default_rng(3).permutation(np.arange(s, dtype=np.int32) // BLOCK)
     bias = Calls(shape, bias=bias_of(ids[:, None] == ids)[None, None])
     yield Line("document, scattered", Calls(shape, mask=tessella.document(ids[None])), "bias 0/-inf", bias)

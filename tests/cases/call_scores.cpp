@@ -23,21 +23,23 @@ const tessella_tensor* Call::score_tensor(int32_t dtype, const std::string& axes
   t.dtype = dtype;
   t.ndim = 4;
   for (int axis = 0; axis < 4; ++axis) t.shape[axis] = axes.find("bhqk"[axis]) == std::string::npos ? 1 : full[axis];
-  for (int64_t axis = 3, stride = 1; axis >= 0; --axis) {
+  const std::string order = c_.score_order.empty() ? "bhqk" : c_.score_order;
+  for (int64_t i = 3, stride = 1; i >= 0; --i) {
+    const auto axis = std::string("bhqk").find(order[static_cast<size_t>(i)]);
     t.strides[axis] = stride;
     stride *= t.shape[axis];
   }
   memories_.emplace_back(static_cast<size_t>(extent(t) * size_of(dtype)), placement());
   t.data = memories_.back().data();
-  int64_t at = 0;
   for (int64_t b = 0; b < t.shape[0]; ++b) {
     for (int64_t h = 0; h < t.shape[1]; ++h) {
       for (int64_t i = 0; i < t.shape[2]; ++i) {
         for (int64_t j = 0; j < t.shape[3]; ++j) {
+          const int64_t at = b * t.strides[0] + h * t.strides[1] + i * t.strides[2] + j * t.strides[3];
           if constexpr (std::is_invocable_v<Value, int64_t, int64_t, int64_t, int64_t>) {
-            set(t, at++, value(b, h, i, j));
+            set(t, at, value(b, h, i, j));
           } else {
-            set(t, at++, value(b, i, j));
+            set(t, at, value(b, i, j));
           }
         }
       }
@@ -91,6 +93,7 @@ void Call::make_masks(Random& random) {
     const int64_t shape[] = {masks, c_.seqlen_q, c_.seqlen_q};
     tessella_tensor t{.dtype = TESSELLA_BOOL, .ndim = 3, .strides = {shape[1] * shape[2], shape[2], 1}};
     std::copy_n(shape, 3, t.shape);
+    if (c_.score_order.find('k') < c_.score_order.find('q')) std::swap(t.strides[1], t.strides[2]);
     memories_.emplace_back(static_cast<size_t>(extent(t)), placement());
     t.data = memories_.back().data();
     for (int64_t at = 0; at < extent(t); ++at) set(t, at, at % 7 == 3 ? 0 : random.chance(0.6));

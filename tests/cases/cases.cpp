@@ -50,6 +50,7 @@ void fields(AnyCase& c, Visit visit) {
   visit("block_kv", c.block_kv);
   visit("draft_mask", c.draft_mask);
   visit("mask_region", c.mask_region);
+  visit("score_order", c.score_order);
   visit("bias", c.bias);
   visit("bias_f32", c.bias_f32);
   visit("bias_mean", c.bias_mean);
@@ -239,6 +240,11 @@ void random_scores(Random& random, Case& c) {
 
 }  // namespace
 
+void draw_score_order(Random& random, Case& c) {
+  static constexpr const char* kOrders[] = {"bhkq", "qbhk", "kqhb", "bqkh"};
+  if (random.chance(0.3)) c.score_order = random.one_of(kOrders);
+}
+
 void limit_work(Random& random, Case& c) {
   constexpr int64_t kMostProducts = 2'000'000;
   const auto products = [&] {
@@ -276,6 +282,7 @@ Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes
   if (random.chance(0.12)) c.draft_mask = random.chance(0.7) ? "b" : "1";
   if (kernel.starts_with("cpu.") && random.chance(0.15)) random_regions(random, c);
   if (!c.packed_kv && c.page_size == 0) c.cache_batch_idx = random.chance(0.15);
+  if (!(c.bias + c.dense + c.block_map + c.draft_mask).empty()) draw_score_order(random, c);
   return c;
 }
 

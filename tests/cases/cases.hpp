@@ -58,6 +58,7 @@ struct Case {
   // Squares of so many elements of a dense mask or block map are hidden or shown whole, or drawn as without; documents
   // are about so long.
   int64_t mask_region = 0;
+  std::string score_order;  // axes of masks and bias in memory, the fastest last: "bhkq"; "" = "bhqk"
   // Scores.
   std::string bias;
   bool bias_f32 = true;  // false: in the dtype of q
@@ -120,5 +121,6 @@ Case backward_of(Case c);
 
 // A random case costs milliseconds: sizes shrink, one after the other, until its products are few.
 void limit_work(Random& random, Case& c);
+void draw_score_order(Random& random, Case& c);
 
 }  // namespace tessella::tests

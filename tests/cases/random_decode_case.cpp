@@ -157,6 +157,7 @@ Case random_decode_case(uint64_t seed, std::string_view kernel, std::string_view
   // As many queries as keys are another kernel's, where nothing asks for splits.
   if (splits && !c.few && c.seqlen_q > 8 && c.seqlen_kv < 4 * c.seqlen_q)
     c.num_splits = std::max<int64_t>(c.num_splits, 2);
+  if (!(c.dense + c.block_map + c.draft_mask).empty()) draw_score_order(random, c);
   return c;
 }
 

@@ -428,6 +428,11 @@ class Attend(CliTest):
         self.assertTrue(result["check"]["passed"])
         self.assertEqual(result["q"]["shape"], [1, 347, 12, 32])
         self.assertIn(result["kernel"], result["explain"])
+        self.assertNotIn("lse", result)
+        file = str(self.folder / "lse.npy")
+        result = json.loads(run("attend", SAMPLE, "--lse", file, "--json").stdout)
+        self.assertEqual(result["lse"], {"shape": [1, 12, 347], "dtype": "f32", "from": file})
+        self.assertIn("lse     (1, 12, 347) f32  min ", run("attend", SAMPLE, "--lse", file).stdout)
 
     @unittest.skipUnless(numpy, "numpy is not installed")
     def test_numpy(self):

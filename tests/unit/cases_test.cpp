@@ -49,7 +49,7 @@ TEST(Cases, RandomOnesReachEveryFeature) {
         "keep_first",  "prefix",      "document",      "dense",          "block_map",       "bias",
         "bias_f32=0",  "alibi=h",     "alibi=bh",      "scale",          "softcap",         "sink",
         "dropout",     "spread",      "mean",          "lse=0",          "threads",         "plan",
-        "memory_seed", "guard",       "draft_mask=b",  "draft_mask=1",   "cache_batch_idx"}) {
+        "memory_seed", "guard",       "draft_mask=b",  "draft_mask=1",   "cache_batch_idx", "score_order=bhkq"}) {
     EXPECT_NE(lines.find(std::string(" ") + field), std::string::npos) << field;
   }
 }
@@ -64,7 +64,7 @@ TEST(Cases, RandomOnesOfCpusReachMasksOfRegions) {
   }
   for (const char* field : {"dense=bhqk ", "dense=k ", "block_map=hk ", "block_q=1", "document", "packed_q",
                             "packed_kv", "seqlens_kv", "leftpad_kv", "page_size", "keep_first", "prefix", "chunk",
-                            "window_left", "bias", "draft_mask", "masked_nan"}) {
+                            "window_left", "bias", "draft_mask", "masked_nan", "score_order=kqhb"}) {
     EXPECT_NE(lines.find(std::string(" ") + field), std::string::npos) << field;
   }
 }

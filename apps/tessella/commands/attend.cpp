@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "commands/attend_backward.hpp"
@@ -125,6 +127,11 @@ void print(const Settings& settings, const Ran& ran) {
   if (settings.explain) put("{}", ran.explain);
 }
 
+void print_result(const Array& array, const std::string& file) {
+  put("{:<7} {} {}  {}{}\n", array.name, shape_string(array.tensor), dtype_name(array.tensor.dtype),
+      summary_string(array), file.empty() ? "" : "  -> " + printable(file));
+}
+
 int attend(Settings settings) {
   settle(settings);
   Call call;
@@ -164,13 +171,17 @@ int attend(Settings settings) {
     return std::ranges::find(call.arrays, array.source, &Array::source) != call.arrays.end();
   });
   if (!others.empty()) note(fmt::format("not used: {}", names_of(others)));
+  std::vector<std::pair<const Array*, std::string>> results = {{&out, settings.results.out}};
+  if (!settings.results.lse.empty()) results.emplace_back(&*lse, settings.results.lse);
   if (settings.json) {
     Json document = about_run("attend");
     document["q"] = describe_array(q);
     document["k"] = describe_array(k);
     document["v"] = describe_array(v);
-    document["out"] = describe_array(out);
-    document["out"]["from"] = settings.results.out.empty() ? Json() : Json(settings.results.out);
+    for (const auto& [array, file] : results) {
+      document[array->name] = describe_array(*array);
+      document[array->name]["from"] = file.empty() ? Json() : Json(file);
+    }
     describe(settings, forward, document);
     if (backward) {
       for (const Array& gradient : gradients) {
@@ -187,16 +198,11 @@ int attend(Settings settings) {
           printable(array->source));
     }
     print(settings, forward);
-    put("out     {} {}  {}{}\n", shape_string(out.tensor), dtype_name(out.tensor.dtype), summary_string(out),
-        settings.results.out.empty() ? "" : "  -> " + printable(settings.results.out));
+    for (const auto& [array, file] : results) print_result(*array, file);
     if (forward.check) print_check(*forward.check, "fp32 softmax");
     if (backward) {
       print(settings, *backward);
-      for (const Array& gradient : gradients) {
-        const std::string file = settings.backward.file_of(gradient.name);
-        put("{:<7} {} {}  {}{}\n", gradient.name, shape_string(gradient.tensor), dtype_name(gradient.tensor.dtype),
-            summary_string(gradient), file.empty() ? "" : "  -> " + printable(file));
-      }
+      for (const Array& gradient : gradients) print_result(gradient, settings.backward.file_of(gradient.name));
       if (backward->check) print_backward_check(*backward->check);
     }
   }

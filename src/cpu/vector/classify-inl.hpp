@@ -7,6 +7,7 @@
 #define TESSELLA_CPU_VECTOR_CLASSIFY_INL_HPP
 #endif
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/sequence.hpp"
@@ -20,7 +21,7 @@ namespace tessella::cpu {
 namespace HWY_NAMESPACE {
 
 // A strip of keys is classified at a time: so much of a row is read before the next row. Where it was half of a row of
-// 8 KB, reading took more than twice as long.
+// 8 KB, reading took more than twice as long. Masks that are read by columns have strips of one word.
 inline constexpr int64_t kStripWords = 256;
 
 // The words of all rows of a query tile together.
@@ -55,21 +56,11 @@ inline void add_row(const MapRow& of, int row, int64_t key_begin, int64_t num_ke
   }
 }
 
-// The classes of the tiles of keys [key_begin, key_begin + num_keys), at most kStripWords words.
-inline void classify_strip(MapRow& of, int64_t key_begin, int64_t num_keys) {
+// Adds all rows, row by row.
+inline void add_rows(const MapRow& of, int64_t key_begin, int64_t num_keys, bool is_banded, StripWords& strip) {
   const QueryTile& query_tile = of.query_tile;
   const core::AttentionArguments& p = *query_tile.arguments;
-  const core::Sequence& s = *query_tile.sequence;
-  // Where the band shows all, or where it is not looked at, seen is any.
-  const bool is_banded =
-      of.by_query && (key_begin < query_tile.full_begin || key_begin + num_keys > query_tile.full_end);
-  const int64_t num_words = (num_keys + 63) / 64;
-  StripWords strip;
   uint64_t words[kStripWords];
-  for (int64_t n = 0; n < num_words; ++n) {
-    strip.any[n] = strip.seen[n] = 0;
-    strip.all[n] = ~uint64_t{0};
-  }
   // Head by head where heads differ, so that neighbours often read the same; else one head's rows.
   const int group = static_cast<int>(p.group());
   const int heads = of.by_head && group < query_tile.num_rows ? group : 1;
@@ -80,12 +71,37 @@ inline void classify_strip(MapRow& of, int64_t key_begin, int64_t num_keys) {
       if (!of.by_head && row > 0 && query_tile.query[row] == query_tile.query[row - 1]) continue;
       const RowMasks masks = masks_of_row(query_tile, row);
       const bool is_new = is_first || masks != last;
-      if (is_new) words_of_row(p, s, masks, key_begin, num_keys, words);
+      if (is_new) words_of_row(p, p.features, *query_tile.sequence, masks, key_begin, num_keys, words);
       last = masks;
       is_first = false;
       add_row(of, row, key_begin, num_keys, is_banded, words, is_new, strip);
     }
   }
+}
+
+// Adds all rows of at most 64 keys, which masks are read by columns for.
+inline void add_columns(const MapRow& of, int64_t key_begin, int64_t num_keys, bool is_banded, StripWords& strip) {
+  uint64_t words[kMaxQueryTileRows];
+  words_of_rows(of.query_tile, of.query_tile.num_rows, key_begin, static_cast<int>(num_keys), words);
+  for (int row = 0; row < of.query_tile.num_rows; ++row) {
+    add_row(of, row, key_begin, num_keys, is_banded, words + row, true, strip);
+  }
+}
+
+// The classes of the tiles of keys [key_begin, key_begin + num_keys), a strip.
+inline void classify_strip(MapRow& of, int64_t key_begin, int64_t num_keys, bool by_columns) {
+  const QueryTile& query_tile = of.query_tile;
+  // Where the band shows all, or where it is not looked at, seen is any.
+  const bool is_banded =
+      of.by_query && (key_begin < query_tile.full_begin || key_begin + num_keys > query_tile.full_end);
+  const int64_t num_words = (num_keys + 63) / 64;
+  StripWords strip;
+  for (int64_t n = 0; n < num_words; ++n) {
+    strip.any[n] = strip.seen[n] = 0;
+    strip.all[n] = ~uint64_t{0};
+  }
+  by_columns ? add_columns(of, key_begin, num_keys, is_banded, strip)
+             : add_rows(of, key_begin, num_keys, is_banded, strip);
   for (int64_t n = 0; n < num_words; ++n) {
     of.store(key_begin / 64 + n, strip.any[n], strip.all[n], is_banded ? strip.seen[n] : strip.any[n],
              low_bits(num_keys - 64 * n));
@@ -95,10 +111,10 @@ inline void classify_strip(MapRow& of, int64_t key_begin, int64_t num_keys) {
 // Classifies the tiles of a query tile with all keys that its band reaches; others stay hidden.
 inline void classify_tiles(MapRow& of) {
   const QueryTile& query_tile = of.query_tile;
+  const bool by_columns = !masks_by_columns(*query_tile.arguments).empty();
+  const int64_t strip = by_columns ? 64 : 64 * kStripWords;
   const auto classify = [&](int64_t begin, int64_t end) {
-    for (; begin < end; begin += 64 * kStripWords) {
-      classify_strip(of, begin, end - begin < 64 * kStripWords ? end - begin : 64 * kStripWords);
-    }
+    for (; begin < end; begin += strip) classify_strip(of, begin, std::min(end - begin, strip), by_columns);
   };
   const int64_t len_kv = query_tile.sequence->len_kv;
   if (!of.by_query) return classify(0, len_kv);

@@ -63,22 +63,30 @@ HWY_INLINE uint64_t bits_of_ids(const int32_t* ids, int32_t id) {
   return bits;
 }
 
-// words[n] &= bits(64 elements from 64 n), of num_keys elements at `from`, `stride` apart. Elements past them are not
-// read.
+// words[n] &= bits(64 elements from 64 n), of num_keys keys. An element is of `element_keys` keys, the first of which
+// has `skipped` before; elements begin at `from`, `stride` apart, and those past the keys are not read.
 template <typename T, typename Bits>
-HWY_INLINE void and_elements(const T* from, int64_t stride, int64_t num_keys, uint64_t* words, Bits&& bits) {
-  const int64_t whole = stride == 1 ? num_keys / 64 : 0;
+HWY_INLINE void and_elements(const T* from, int64_t stride, int64_t element_keys, int64_t skipped, int64_t num_keys,
+                             uint64_t* words, Bits&& bits) {
+  const int64_t whole = stride == 1 && element_keys == 1 ? num_keys / 64 : 0;
   for (int64_t n = 0; n < whole; ++n) words[n] &= bits(from + 64 * n);
+  from += 64 * whole;
   T together[64] = {};
   if (stride == 0 && num_keys > 0) std::fill_n(together, 64, *from);
+  int64_t left = element_keys - skipped;
   for (int64_t n = whole; 64 * n < num_keys; ++n) {
     const int64_t count = num_keys - 64 * n < 64 ? num_keys - 64 * n : 64;
-    for (int64_t i = 0; stride != 0 && i < count; ++i) together[i] = from[(64 * n + i) * stride];
+    for (int64_t i = 0; stride != 0 && i < count; ++i) {
+      together[i] = *from;
+      if (--left > 0) continue;
+      from += stride;
+      left = element_keys;
+    }
     words[n] &= bits(together);  // bits past num_keys are 0 already
   }
 }
 
-// words &= entries of `block_kv` keys each, the first of which has `skipped` keys before.
+// Likewise for entries of many keys each.
 HWY_INLINE void and_blocks(const std::byte* entry, int64_t stride, int64_t block_kv, int64_t skipped, int64_t num_keys,
                            uint64_t* words) {
   for (int64_t key = 0; key < num_keys; entry += stride, skipped = 0) {
@@ -117,9 +125,18 @@ inline RowMasks masks_of_row(const QueryTile& query_tile, int row) {
   return of;
 }
 
-// Words of keys [key_begin, key_begin + num_keys) for one row.
-inline void words_of_row(const core::AttentionArguments& p, const core::Sequence& s, const RowMasks& of,
-                         int64_t key_begin, int64_t num_keys, uint64_t* words) {
+// The masks among dense and block_map whose keys do not lie together: read by rows, each byte would come from a cache
+// line of its own.
+inline core::Features masks_by_columns(const core::AttentionArguments& p) {
+  core::Features found;
+  if (p.dense_mask.kv_stride > 1) found |= core::Feature::dense_mask;
+  if (p.block_map.kv_stride > 1) found |= core::Feature::block_map;
+  return found;
+}
+
+// Words of keys [key_begin, key_begin + num_keys) for one row, by the masks of `features`.
+inline void words_of_row(const core::AttentionArguments& p, core::Features features, const core::Sequence& s,
+                         const RowMasks& of, int64_t key_begin, int64_t num_keys, uint64_t* words) {
   const int64_t slot = s.slot_kv + key_begin;
   std::fill_n(words, num_keys / 64, ~uint64_t{0});
   if (num_keys % 64 != 0) words[num_keys / 64] = low_bits(num_keys % 64);
@@ -127,46 +144,115 @@ inline void words_of_row(const core::AttentionArguments& p, const core::Sequence
   const auto bytes = [](const core::ScoreOperand& mask, int64_t idx) {
     return reinterpret_cast<const uint8_t*>(mask.data) + idx;
   };
-  if (p.features.has(core::Feature::document)) {
+  if (features.has(core::Feature::document)) {
     const core::Table<int32_t>& ids = p.document_kv;
-    and_elements(ids.data + s.batch_idx * ids.batch_stride + (s.row_kv + key_begin) * ids.stride, ids.stride, num_keys,
-                 words, [&](const int32_t* of_keys) HWY_ATTR { return bits_of_ids(of_keys, of.document); });
+    and_elements(ids.data + s.batch_idx * ids.batch_stride + (s.row_kv + key_begin) * ids.stride, ids.stride, 1, 0,
+                 num_keys, words, [&](const int32_t* of_keys) HWY_ATTR { return bits_of_ids(of_keys, of.document); });
   }
-  if (p.features.has(core::Feature::dense_mask)) {
+  if (features.has(core::Feature::dense_mask)) {
     const int64_t stride = p.dense_mask.kv_stride;
-    and_elements(bytes(p.dense_mask, of.dense + slot * stride), stride, num_keys, words, are_set);
+    and_elements(bytes(p.dense_mask, of.dense + slot * stride), stride, 1, 0, num_keys, words, are_set);
   }
-  if (p.features.has(core::Feature::block_map)) {
+  if (features.has(core::Feature::block_map)) {
     const int64_t stride = p.block_map.kv_stride;
     const int64_t first = of.blocks + slot / p.block_kv * stride;
-    if (p.block_kv == 1) {
-      and_elements(bytes(p.block_map, first), stride, num_keys, words, are_set);
+    if (p.block_kv < 16) {
+      and_elements(bytes(p.block_map, first), stride, p.block_kv, slot % p.block_kv, num_keys, words, are_set);
     } else {
       and_blocks(p.block_map.data + first, stride, p.block_kv, slot % p.block_kv, num_keys, words);
     }
   }
-  if (!p.features.has(core::Feature::draft_mask)) return;
+  if (!features.has(core::Feature::draft_mask)) return;
   int64_t key = core::first_draft(s) > key_begin ? core::first_draft(s) - key_begin : 0;
   for (; key < num_keys && key % 64 != 0; ++key) {
     if (!core::draft_visible(p, s, of.draft, key_begin + key)) words[key / 64] &= ~(uint64_t{1} << (key % 64));
   }
   if (key >= num_keys) return;
   const int64_t idx = p.draft_mask.index(s.batch_idx, 0, of.draft, key_begin + key - core::first_draft(s));
-  and_elements(bytes(p.draft_mask, idx), p.draft_mask.kv_stride, num_keys - key, words + key / 64, are_set);
+  and_elements(bytes(p.draft_mask, idx), p.draft_mask.kv_stride, 1, 0, num_keys - key, words + key / 64, are_set);
+}
+
+// A bit for each of `count` bytes, 16 to 64, that is not 0.
+HWY_INLINE uint64_t bits_of_bytes(const uint8_t* bytes, int count) {
+  const hn::CappedTag<uint8_t, 16> d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  uint64_t bits = 0;
+  for (int i = 0; i < count; i += lanes) {
+    const int first = i + lanes <= count ? i : count - lanes;
+    bits |= bits_of(d, hn::Ne(hn::LoadU(d, bytes + first), hn::Zero(d))) << first;
+  }
+  return bits;
+}
+
+// A bit for each of `count` bytes, at most 64, at data + rows[row], that is not 0.
+HWY_INLINE uint64_t bits_of_rows(const uint8_t* data, const int64_t* rows, int count) {
+  uint64_t bits = 0;
+  for (int row = 0; row < count; ++row) bits |= static_cast<uint64_t>(data[rows[row]] != 0) << row;
+  return bits;
+}
+
+// Bit i of words[j] becomes bit j of words[i], of 64 words: blocks of half the size at a time change places.
+inline void transpose_bits(uint64_t* words) {
+  uint64_t low = low_bits(32);
+  for (int size = 32; size > 0; size /= 2, low ^= low << size) {
+    for (int first = 0; first < 64; first += 2 * size) {
+      for (int i = first; i < first + size; ++i) {
+        const uint64_t changed = (words[i] >> size ^ words[i + size]) & low;
+        words[i] ^= changed << size;
+        words[i + size] ^= changed;
+      }
+    }
+  }
+}
+
+// words[row] &= at most 64 keys of `count` rows that begin at data + rows[row]; an entry each `entry_keys` keys, the
+// first of which has `skipped` keys before. Read key by key, as rows may lie together where keys do not.
+inline void and_columns(const uint8_t* data, int64_t stride, int64_t entry_keys, int64_t skipped, const int64_t* rows,
+                        int count, int num_keys, uint64_t* words) {
+  bool lie_together = count >= 16;
+  for (int row = 1; row < count; ++row) lie_together = lie_together && rows[row] == rows[0] + row;
+  uint64_t columns[64] = {};
+  for (int key = 0; key < num_keys; data += stride, skipped = 0) {
+    const uint64_t column = lie_together ? bits_of_bytes(data + rows[0], count) : bits_of_rows(data, rows, count);
+    const int64_t end = key + entry_keys - skipped;
+    while (key < num_keys && key < end) columns[key++] = column;
+  }
+  transpose_bits(columns);
+  for (int row = 0; row < count; ++row) words[row] &= columns[row];
 }
 
 // words[row] of at most 64 keys, for `lanes` rows.
 inline void words_of_rows(const QueryTile& query_tile, int lanes, int64_t key_begin, int num_keys, uint64_t* words) {
+  const core::AttentionArguments& p = *query_tile.arguments;
+  const core::Sequence& s = *query_tile.sequence;
+  const core::Features by_columns = masks_by_columns(p);
+  // Neighbours often see the same.
+  uint64_t distinct[kMaxQueryTileRows];
+  int64_t dense[kMaxQueryTileRows], blocks[kMaxQueryTileRows];
+  int idx[kMaxQueryTileRows], count = 0;
   RowMasks last;
   for (int row = 0; row < lanes; ++row) {
     const RowMasks of = masks_of_row(query_tile, row);
-    if (row > 0 && of == last) {
-      words[row] = words[row - 1];
-      continue;
+    if (row == 0 || of != last) {
+      words_of_row(p, p.features.without(by_columns), s, of, key_begin, num_keys, distinct + count);
+      dense[count] = of.dense;
+      blocks[count++] = of.blocks;
+      last = of;
     }
-    words_of_row(*query_tile.arguments, *query_tile.sequence, of, key_begin, num_keys, words + row);
-    last = of;
+    idx[row] = count - 1;
   }
+  const int64_t slot = s.slot_kv + key_begin;
+  if (by_columns.has(core::Feature::dense_mask)) {
+    const core::ScoreOperand& mask = p.dense_mask;
+    const auto* data = reinterpret_cast<const uint8_t*>(mask.data) + slot * mask.kv_stride;
+    and_columns(data, mask.kv_stride, 1, 0, dense, count, num_keys, distinct);
+  }
+  if (by_columns.has(core::Feature::block_map)) {
+    const core::ScoreOperand& mask = p.block_map;
+    const auto* data = reinterpret_cast<const uint8_t*>(mask.data) + slot / p.block_kv * mask.kv_stride;
+    and_columns(data, mask.kv_stride, p.block_kv, slot % p.block_kv, blocks, count, num_keys, distinct);
+  }
+  for (int row = 0; row < lanes; ++row) words[row] = distinct[idx[row]];
 }
 
 // The class of at most 64 keys.
