@@ -48,6 +48,7 @@ def masks_of(batch, seqlen):
     return {
         "padding, (b, 1, s, s)": (tessella.dense(whole.contiguous()), whole),
         "padding, rows broadcast": (tessella.dense(whole), whole),
+        "keys apart, (b, 1, s, s)": (tessella.dense(whole.mT.contiguous().mT), whole),
         "padding beside causal": (tessella.dense(whole.contiguous()) & tessella.causal(), whole & triangle),
         "causal, (b, 1, s, s)": (tessella.dense(triangle.expand(batch, 1, seqlen, seqlen).contiguous()), triangle),
         "8 documents": (tessella.document(ids, ids), ids[:, None, :, None] == ids[:, None, None]),
