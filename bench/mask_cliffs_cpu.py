@@ -106,7 +106,8 @@ def regions(n, h, d):
         yield Line(name, Calls(shape, mask=mask), "chunk", chunk)
     # 64 keys of a query tile are 64 lines of memory, each in a page of its own.
     apart = Calls(shape, mask=tessella.dense(keys_apart(same)))
-    yield Line("dense, keys apart", apart, "chunk", chunk, 4.0)
+    for direction, bound in (("forward", 4.0), ("backward", 2.0)):
+        yield Line("dense, keys apart", apart, "chunk", chunk, bound, (direction,))
     # A query tile has the rows of both heads of a group, and sees what either of them does.
     mask = tessella.block_map(of_heads[None], BLOCK, BLOCK)
     yield Line("block_map 128 of each of 2 heads", Calls(grouped, mask=mask), "chunk", grouped_chunk, 2 * 1.5)

@@ -26,12 +26,10 @@ double unit(const AttentionArguments& p) {
   return p.dtype() == DType::f64 ? 4 * unit_roundoff(DType::f64) : unit_roundoff(DType::f32);
 }
 // Rounding of P and dS as operands of a product.
-double rounding(const AttentionArguments& p) {
-  return p.dtype() == DType::f64 || p.dtype() == DType::f32 ? unit(p) : unit_roundoff(p.dtype());
-}
-// Likewise of a value in f16 whose size is that of its smallest steps, or less.
-double smallest_rounding(const AttentionArguments& p, double value) {
-  return std::min(underflow_unit(p.dtype()), std::abs(value));
+double rounding(const AttentionArguments& p, double value) {
+  const bool is_wide = p.dtype() == DType::f64 || p.dtype() == DType::f32;
+  const double size = std::abs(value), relative = is_wide ? unit(p) : unit_roundoff(p.dtype());
+  return std::max(relative * size, std::min(underflow_unit(p.dtype()), size));
 }
 // Rounding of out and LSE, which are given in their own dtype. With f64 little else errs, so the weight covers the
 // largest of many errors.
@@ -148,12 +146,12 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
         load_row(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.k().dtype, p.head_dim_qk, k.data());
         const double derivative = score_derivative(p, at.row.products[n]);
         const double d_product = at.row.d_products[n];
-        const double independent = std::hypot(at.errors.d_scores[n] * derivative, unit(p) * at.row.d_scores[n],
-                                              rounding(p) * std::abs(d_product) + smallest_rounding(p, d_product));
+        const double independent =
+            std::hypot(at.errors.d_scores[n] * derivative, rounding(p, d_product), unit(p) * at.row.d_scores[n]);
         const double shared = (at.row.probs[n] * at.errors.delta) * derivative;
         const double of_prob = at.row.probs[n] * at.row.dropout[n];
         // Rounded before dropout's factor, which f16 does not hold.
-        const double of_rounding = rounding(p) * of_prob + smallest_rounding(p, at.row.probs[n]) * at.row.dropout[n];
+        const double of_rounding = rounding(p, at.row.probs[n]) * at.row.dropout[n];
         for (size_t c = 0; c < d_qk; ++c) {
           partial_dq[c] += d_product * k[c];
           own[c] += square(independent * k[c]) + square(sum_unit(p) * partial_dq[c]);

@@ -121,6 +121,8 @@ Case backward_of(Case c);
 
 // A random case costs milliseconds: sizes shrink, one after the other, until its products are few.
 void limit_work(Random& random, Case& c);
+
+// The axes of masks and bias in any order.
 void draw_score_order(Random& random, Case& c);
 
 }  // namespace tessella::tests

@@ -158,6 +158,19 @@ TEST_P(Backward, RandomCases) {
   }
 }
 
+// Many P are below f16's normal range, and their rounding counts a hundred times.
+TEST_P(Backward, SmallProbabilitiesBesideDropout) {
+  each_dtype([&](const char* dtype) {
+    for (const int seed : {1, 2, 3, 4}) {
+      Case c = base("heads_q=6 heads_kv=2 seqlen_q=7 seqlen_kv=127 bias=bhqk dropout=0.99 spread=8 gradients=qkvb");
+      c.dtype = dtype;
+      c.head_dim_qk = c.head_dim_v = 16;
+      c.seed = static_cast<uint64_t>(seed);
+      expect_right(c);
+    }
+  });
+}
+
 TEST_P(Backward, OnlyWhatIsAskedFor) {
   for (const char* gradients : {"q", "k", "v", "qk", "b", "s", "a", "vb", "qa"}) {
     Case c = base("heads_q=2 heads_kv=1 seqlen_q=20 seqlen_kv=70 bias=qk alibi=h sink=1 window_right=0");

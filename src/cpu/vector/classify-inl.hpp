@@ -79,7 +79,7 @@ inline void add_rows(const MapRow& of, int64_t key_begin, int64_t num_keys, bool
   }
 }
 
-// Adds all rows of at most 64 keys, which masks are read by columns for.
+// The same of at most 64 keys and masks that are read by columns.
 inline void add_columns(const MapRow& of, int64_t key_begin, int64_t num_keys, bool is_banded, StripWords& strip) {
   uint64_t words[kMaxQueryTileRows];
   words_of_rows(of.query_tile, of.query_tile.num_rows, key_begin, static_cast<int>(num_keys), words);
@@ -88,7 +88,7 @@ inline void add_columns(const MapRow& of, int64_t key_begin, int64_t num_keys, b
   }
 }
 
-// The classes of the tiles of keys [key_begin, key_begin + num_keys), a strip.
+// The classes of the tiles of a strip, keys [key_begin, key_begin + num_keys).
 inline void classify_strip(MapRow& of, int64_t key_begin, int64_t num_keys, bool by_columns) {
   const QueryTile& query_tile = of.query_tile;
   // Where the band shows all, or where it is not looked at, seen is any.

@@ -1,5 +1,6 @@
 // What the element masks (document, dense, draft, block map) show, as words: bit n of a row's word is key n of 64.
 // Bytes and ids are read along a row, where they lie together, and rows that read the same share their words.
+// Transposed masks are read by columns.
 #if defined(TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP
 #undef TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP
@@ -63,8 +64,9 @@ HWY_INLINE uint64_t bits_of_ids(const int32_t* ids, int32_t id) {
   return bits;
 }
 
-// words[n] &= bits(64 elements from 64 n), of num_keys keys. An element is of `element_keys` keys, the first of which
-// has `skipped` before; elements begin at `from`, `stride` apart, and those past the keys are not read.
+// words[n] &= bits(elements of keys 64 n to 64 n + 63), of num_keys keys. An element serves `element_keys` keys, and
+// the first one has served `skipped` keys before. Elements begin at `from`, `stride` apart; those past the keys are not
+// read.
 template <typename T, typename Bits>
 HWY_INLINE void and_elements(const T* from, int64_t stride, int64_t element_keys, int64_t skipped, int64_t num_keys,
                              uint64_t* words, Bits&& bits) {
@@ -125,12 +127,18 @@ inline RowMasks masks_of_row(const QueryTile& query_tile, int row) {
   return of;
 }
 
-// The masks among dense and block_map whose keys do not lie together: read by rows, each byte would come from a cache
-// line of its own.
+// Entries of a block map with at most so many keys are read key by key. For entries of 4 keys that took longer.
+inline constexpr int64_t kKeysOfSmallEntry = 3;
+
+// The masks among dense and block_map in whose memory queries lie closer than keys, as in a transposed one. A row of
+// such a mask has a cache line for each byte.
 inline core::Features masks_by_columns(const core::AttentionArguments& p) {
+  const auto is_transposed = [](const core::ScoreOperand& mask) {
+    return mask.q_stride > 0 && mask.q_stride < mask.kv_stride;
+  };
   core::Features found;
-  if (p.dense_mask.kv_stride > 1) found |= core::Feature::dense_mask;
-  if (p.block_map.kv_stride > 1) found |= core::Feature::block_map;
+  if (is_transposed(p.dense_mask)) found |= core::Feature::dense_mask;
+  if (is_transposed(p.block_map) && p.block_kv <= kKeysOfSmallEntry) found |= core::Feature::block_map;
   return found;
 }
 
@@ -156,7 +164,7 @@ inline void words_of_row(const core::AttentionArguments& p, core::Features featu
   if (features.has(core::Feature::block_map)) {
     const int64_t stride = p.block_map.kv_stride;
     const int64_t first = of.blocks + slot / p.block_kv * stride;
-    if (p.block_kv < 16) {
+    if (p.block_kv <= kKeysOfSmallEntry) {
       and_elements(bytes(p.block_map, first), stride, p.block_kv, slot % p.block_kv, num_keys, words, are_set);
     } else {
       and_blocks(p.block_map.data + first, stride, p.block_kv, slot % p.block_kv, num_keys, words);
@@ -205,16 +213,16 @@ inline void transpose_bits(uint64_t* words) {
   }
 }
 
-// words[row] &= at most 64 keys of `count` rows that begin at data + rows[row]; an entry each `entry_keys` keys, the
-// first of which has `skipped` keys before. Read key by key, as rows may lie together where keys do not.
-inline void and_columns(const uint8_t* data, int64_t stride, int64_t entry_keys, int64_t skipped, const int64_t* rows,
+// words[row] &= bits of at most 64 keys, for `count` rows that begin at data + rows[row]. Elements are as in
+// and_elements(). Key by key: the bytes of all rows together.
+inline void and_columns(const uint8_t* data, int64_t stride, int64_t element_keys, int64_t skipped, const int64_t* rows,
                         int count, int num_keys, uint64_t* words) {
   bool lie_together = count >= 16;
   for (int row = 1; row < count; ++row) lie_together = lie_together && rows[row] == rows[0] + row;
   uint64_t columns[64] = {};
   for (int key = 0; key < num_keys; data += stride, skipped = 0) {
     const uint64_t column = lie_together ? bits_of_bytes(data + rows[0], count) : bits_of_rows(data, rows, count);
-    const int64_t end = key + entry_keys - skipped;
+    const int64_t end = key + element_keys - skipped;
     while (key < num_keys && key < end) columns[key++] = column;
   }
   transpose_bits(columns);
