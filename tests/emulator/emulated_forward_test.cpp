@@ -72,7 +72,7 @@ TEST(EmulatedSm90, Lengths) {
                                                  [](Case& c) { c.seqlens_q = c.seqlens_kv = true; },
                                                  [](Case& c) { c.leftpad_kv = true, c.window_right = 0; },
                                                  [](Case& c) { c.cache_batch_idx = c.seqlens_kv = true; }}) {
-      for (const uint64_t seed : {1, 2, 3}) {
+      for (const uint64_t seed : {1, 2}) {
         Case c = of;
         c.batch = 3;
         c.seed = seed;
@@ -253,7 +253,7 @@ TEST(EmulatedSm90, ShortTilesOfQueries) {
 
 // Tiles before, beside and behind the diagonal; maxima that grow from tile to tile, or hardly.
 TEST(EmulatedSm90, Slopes) {
-  for (const double spread : {0.3, 1.0, 20.0}) {
+  for (const double spread : {0.3, 20.0}) {
     for (const std::function<void(Case&)>& change : std::vector<std::function<void(Case&)>>{
              [](Case&) {}, [](Case& c) { c.window_right = 0; }, [](Case& c) { c.chunk = 190; },
              [](Case& c) { c.packed_q = c.packed_kv = true, c.batch = 3; }}) {

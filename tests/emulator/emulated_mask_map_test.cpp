@@ -27,6 +27,7 @@ namespace {
 
 constexpr const char* kMasks[] = {"dense=bhqk",
                                   "dense=bk seqlen_kv=301",
+                                  "dense=bqk seqlen_kv=200 score_order=bhkq",
                                   "dense=1",
                                   "dense=hq window_right=0",
                                   "dense=qk seqlen_q=500 seqlen_kv=900 window_left=450 window_right=30",
