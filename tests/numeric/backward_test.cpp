@@ -158,16 +158,16 @@ TEST_P(Backward, RandomCases) {
   }
 }
 
-// Many P are below f16's normal range, and their rounding counts a hundred times.
+// Many P are below f16's normal range, and their rounding counts a hundred times. With a bound that had no smallest
+// steps of f16, cuda.backward_sm90 failed this case.
 TEST_P(Backward, SmallProbabilitiesBesideDropout) {
   each_dtype([&](const char* dtype) {
-    for (const int seed : {1, 2, 3, 4}) {
-      Case c = base("heads_q=6 heads_kv=2 seqlen_q=7 seqlen_kv=127 bias=bhqk dropout=0.99 spread=8 gradients=qkvb");
-      c.dtype = dtype;
-      c.head_dim_qk = c.head_dim_v = 16;
-      c.seed = static_cast<uint64_t>(seed);
-      expect_right(c);
-    }
+    Case c = base(
+        "shift=16 heads_q=9 heads_kv=3 seqlen_q=3 seqlen_kv=127 head_dim_qk=16 head_dim_v=16 packed_q=1 packed_kv=1 "
+        "seqlens_kv=1 bias=bhqk scale=0.5713674237213583 dropout=0.99 spread=8 plan=1 in_any_order=1 guard=1 "
+        "gradients=qkvb seed=5150000037451");
+    c.dtype = dtype;
+    expect_right(c);
   });
 }
 

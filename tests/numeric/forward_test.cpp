@@ -105,7 +105,7 @@ TEST_P(Forward, EachFeature) {
 // Scores far below the softcap, about it and far above; rows of few keys may have no score above zero,
 // of many some that are beyond the series of GPUs, behind others that are not.
 class Softcaps : public Forward {};
-TEST_P(Softcaps, WithLse) {
+TEST_P(Softcaps, OfAnySize) {
   for (const double softcap : {0.3, 4.0, 15.0, 30.0, 50.0, 400.0, 1e4}) {
     for (const double spread : {0.3, 2.7, 6.0, 30.0}) {
       for (const int64_t seqlen_kv : {1, 20, 150, 600}) {
@@ -122,7 +122,11 @@ TEST_P(Softcaps, WithLse) {
       Case c = base();
       c.softcap = softcap;
       c.mean = mean;
+      c.batch = c.heads_q = c.heads_kv = 1;
       c.seqlen_kv = 300;
+      c.head_dim_qk = c.head_dim_v = 128;
+      run(c);
+      c.lse = false;
       run(c);
     }
   }

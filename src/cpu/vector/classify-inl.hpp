@@ -100,8 +100,11 @@ inline void classify_strip(MapRow& of, int64_t key_begin, int64_t num_keys, bool
     strip.any[n] = strip.seen[n] = 0;
     strip.all[n] = ~uint64_t{0};
   }
-  by_columns ? add_columns(of, key_begin, num_keys, is_banded, strip)
-             : add_rows(of, key_begin, num_keys, is_banded, strip);
+  if (by_columns) {
+    add_columns(of, key_begin, num_keys, is_banded, strip);
+  } else {
+    add_rows(of, key_begin, num_keys, is_banded, strip);
+  }
   for (int64_t n = 0; n < num_words; ++n) {
     of.store(key_begin / 64 + n, strip.any[n], strip.all[n], is_banded ? strip.seen[n] : strip.any[n],
              low_bits(num_keys - 64 * n));
