@@ -156,7 +156,8 @@ void test_gradients(const at::Device& device) {
   expect_error(ts::ErrorCode::unsupported, "attention: q requires grad, and drafts have no gradients", [&] {
     attention(q, q, q, {}, {.draft_mask = at::ones({9, 9}, f32.dtype(at::kBool))});
   });
-  expect_error(ts::ErrorCode::unsupported, "attention: q requires grad, and calls with a schedule have no gradients",
+  expect_error(ts::ErrorCode::unsupported,
+               "attention: q requires grad, and calls whose keys are split by a schedule have no gradients",
                [&] { attention(q, q, q, {}, {.schedule = at::zeros({8}, f32.dtype(at::kInt))}); });
   expect_error(ts::ErrorCode::unsupported, "plan_make: no forward kernel on the CPU supports schedule",
                [&] { tessella::torch::decode_schedule(q, q, q, {.cache_settled = true}); });
@@ -164,15 +165,38 @@ void test_gradients(const at::Device& device) {
                [&] { attention(q, at::Tensor(), q); });
 }
 
+// Calls and their gradients have the same bits with the mask's map as without.
+void test_mask_map(const at::Device& device) {
+  using tessella::torch::attention;
+  namespace ts = tessella;
+  const auto bf16 = at::TensorOptions(device).dtype(at::kBFloat16);
+  const auto leaf = [&](int64_t heads) { return at::randn({2, 300, heads, 64}, bf16).requires_grad_(); };
+  const at::Tensor q = leaf(4), k = leaf(2), v = leaf(2);
+  const at::Tensor visible = at::rand({2, 1, 1, 300}, bf16) < 0.5;
+  const ts::AttentionOptions options{.mask = ts::Mask::dense(ts::torch::view(visible)) & ts::Mask::causal()};
+  const at::Tensor map = ts::torch::mask_map(q, k, v, options);
+  expect(map.defined() == device.is_cuda(), "a map is made on GPUs alone");
+  expect(!ts::torch::mask_map(q, k, v, {.mask = ts::Mask::causal()}).defined(), "a map of a mask that is not read");
+  const at::Tensor out = attention(q, k, v, options, {.schedule = map}), without = attention(q, k, v, options);
+  expect(out.equal(without) && out.abs().max().item<double>() > 0, "out by the map of a mask");
+  const auto got = ::torch::autograd::grad({out.sum()}, {q, k, v}),
+             wanted = ::torch::autograd::grad({without.sum()}, {q, k, v});
+  for (size_t i = 0; i < got.size(); ++i) {
+    expect(got[i].equal(wanted[i]) && got[i].abs().max().item<double>() > 0, "gradients by the map of a mask");
+  }
+}
+
 }  // namespace
 
 int main() {
   test_device(at::kCPU);
   test_gradients(at::kCPU);
+  test_mask_map(at::kCPU);
   if (at::hasCUDA()) {
     const at::Device gpu(at::kCUDA, 0);
     test_device(gpu);
     test_gradients(gpu);
+    test_mask_map(gpu);
   } else {
     std::printf("libtorch finds no GPU here: the CPU alone\n");
   }

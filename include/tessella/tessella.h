@@ -331,8 +331,8 @@ enum {
  *
  *   forward         the arguments of the call, with the out and lse that it wrote, which are inputs here; lse is
  *                   required, in f64 beside f64 inputs if their gradients are to have f64's digits. The options are
- *                   those of the call too. page_table, cache_batch_idx, draft_mask, schedule and scales are not
- *                   supported
+ *                   those of the call too. page_table, cache_batch_idx, draft_mask and scales are not supported, nor
+ *                   is a schedule that is not the map of the mask
  *
  *   d_out           shape of out: dtype of out or of q, or f32
  *

@@ -39,7 +39,7 @@ struct Tensors {
   at::Tensor page_table = {};
   at::Tensor cache_batch_idx = {};
   at::Tensor draft_mask = {};
-  at::Tensor schedule = {};  // by decode_schedule
+  at::Tensor schedule = {};  // by decode_schedule, or by mask_map
   at::Tensor bias = {};
   at::Tensor alibi_slopes = {};
   at::Tensor sink = {};
@@ -303,6 +303,14 @@ class Differentiable : public ::torch::autograd::Function<Differentiable> {
   }
 };
 
+// Whether a schedule beside the mask is its map: it says where keys are split else.
+inline bool has_map(const AttentionOptions& options) {
+  tessella_forward_args args = TESSELLA_FORWARD_ARGS_INIT;
+  options.mask.fill(args);
+  return args.dense_mask != nullptr || args.block_map != nullptr || args.document_ids_q != nullptr ||
+         !options.mask_mod.empty();
+}
+
 inline bool needs_grad(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
 
 // Whether autograd's graph gets a node: throws for what has no gradients.
@@ -336,7 +344,9 @@ inline bool is_differentiable(const at::Tensor& q, const at::Tensor& k, const at
   if (tensors.page_table.defined()) no("keys in pages have no gradients");
   if (tensors.cache_batch_idx.defined()) no("keys in slots of a cache have no gradients");
   if (tensors.draft_mask.defined()) no("drafts have no gradients");
-  if (tensors.schedule.defined()) no("calls with a schedule have no gradients");
+  if (tensors.schedule.defined() && !has_map(options)) {
+    no("calls whose keys are split by a schedule have no gradients");
+  }
   if (tensors.out.defined() || tensors.lse.defined()) no("a call with out or lse given has no gradients");
   return true;
 }
@@ -356,6 +366,30 @@ inline std::tuple<at::Tensor, at::Tensor> differentiated(const at::Tensor& q, co
   const auto made = Differentiable::apply(q, k, v, or_empty(tensors.bias), or_empty(tensors.alibi_slopes),
                                           or_empty(tensors.sink), kept);
   return {made[0], made[1]};
+}
+
+// What tessella_plan_schedule writes for the call, in tensors.schedule where it is given.
+inline at::Tensor make_schedule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                const AttentionOptions& options, const Tensors& tensors) {
+  for (const auto& [name, tensor] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}}) {
+    if (!tensor->defined()) required(*tensor, name);
+  }
+  ForwardArgs args = forward_args(q.detach(), k.detach(), v.detach(), tensors);
+  if (!tensors.out.defined()) args.out = like_out(q, v, options);
+  if (!tensors.schedule.defined()) {
+    args.schedule = tessella::view(static_cast<void*>(nullptr), i32, {0}, {}, device_of(q, "q"));
+  }
+  at::Tensor schedule = tensors.schedule;
+  run_on(q, options, [&](const AttentionOptions& own, void* stream) {
+    const Plan plan = plan_forward(args, own);
+    if (!schedule.defined()) {
+      const auto words = static_cast<int64_t>(plan.schedule_bytes(args) / sizeof(int32_t));
+      schedule = at::empty({words}, q.options().dtype(at::kInt));
+      args.schedule = view(schedule, "schedule");
+    }
+    plan.make_schedule(args, stream);
+  });
+  return schedule;
 }
 
 }  // namespace detail
@@ -398,22 +432,17 @@ inline std::tuple<at::Tensor, at::Tensor> attention_lse(const at::Tensor& q, con
 // window: made on the GPU, once a model step (tessella_plan_schedule). What q, k and v hold is not read.
 inline at::Tensor decode_schedule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const AttentionOptions& options = {}, const Tensors& tensors = {}) {
-  ForwardArgs args = detail::forward_args(q.detach(), k.detach(), v.detach(), tensors);
-  if (!tensors.out.defined()) args.out = detail::like_out(q, v, options);
-  if (!tensors.schedule.defined()) {
-    args.schedule = tessella::view(static_cast<void*>(nullptr), i32, {0}, {}, detail::device_of(q, "q"));
-  }
-  at::Tensor schedule = tensors.schedule;
-  detail::run_on(q, options, [&](const AttentionOptions& own, void* stream) {
-    const Plan plan = plan_forward(args, own);
-    if (!schedule.defined()) {
-      const auto words = static_cast<int64_t>(plan.schedule_bytes() / sizeof(int32_t));
-      schedule = at::empty({words}, q.options().dtype(at::kInt));
-      args.schedule = detail::view(schedule, "schedule");
-    }
-    plan.make_schedule(args, stream);
-  });
-  return schedule;
+  return detail::make_schedule(q, k, v, options, tensors);
+}
+
+// The map of the tiles that the mask hides, for tensors.schedule of calls with this mask, their gradients too: made on
+// the GPU, once a model step. Calls may have any head dim and dtype, and any number of heads where the mask has no head
+// axis; batch, lengths and the mask's memory are the same. What q, k and v hold is not read. Undefined where nothing is
+// to be read: on CPUs, and for masks that have none of dense, block_map, document and mask_mod.
+inline at::Tensor mask_map(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const AttentionOptions& options, const Tensors& tensors = {}) {
+  detail::required(q.defined() ? q.detach() : q, "q");
+  return q.is_cpu() || !detail::has_map(options) ? at::Tensor() : detail::make_schedule(q, k, v, options, tensors);
 }
 
 }  // namespace tessella::torch
