@@ -1,4 +1,5 @@
-// Makes the normal form of a call out of the C structs: the only code that reads raw arguments.
+// Makes the normal form of a call out of the C structs: the only code, with score_operands.hpp, that reads raw
+// arguments.
 #pragma once
 
 #include "core/arguments.hpp"

@@ -1,0 +1,15 @@
+// The tensors of a call that speak of single scores: bias, ALiBi slopes, sinks and masks.
+#pragma once
+
+#include "api/tensor_reader.hpp"
+#include "core/arguments.hpp"
+#include "tessella/tessella.h"
+
+namespace tessella::api {
+
+// Reads them into arguments, whose axes, tables, device and packed lengths are known. Throws Error(invalid_argument) or
+// Error(unsupported).
+void read_score_operands(const tessella_forward_args& args, const tessella_attention_options& options,
+                         const char* function, TensorReader& reader, core::AttentionArguments& arguments);
+
+}  // namespace tessella::api
