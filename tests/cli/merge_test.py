@@ -40,7 +40,11 @@ class Merge(CliTest):
         run("merge", self.files[0], with_none, self.files[1], "--out", self.folder / "out.npy", "--check")
         self.check_out(self.folder / "out.npy")
         both = self.folder / "one.npz"
-        run("merge", both.with_name("a.npz"), "--out", both, "--lse", both, "--check")
+        done = run("merge", both.with_name("a.npz"), "--out", both, "--lse", both, "--check")
+        for name, shape in (("out", r"\(1, 8, 2, 4\)"), ("lse", r"\(1, 2, 8\)")):
+            self.assertRegex(done.stdout, rf"(?m)^{name} +{shape} f32  min .*one.npz$")
+        document = json.loads(run("merge", *self.files, "--lse", self.folder / "lse.npy", "--json").stdout)
+        self.assertEqual([document[name]["from"] for name in ("out", "lse")], [None, str(self.folder / "lse.npy")])
         with zipfile.ZipFile(both) as one, zipfile.ZipFile(self.files[0]) as a:
             for name in ("out.npy", "lse.npy"):
                 self.assertEqual(one.read(name), a.read(name))

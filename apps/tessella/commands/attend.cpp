@@ -127,11 +127,6 @@ void print(const Settings& settings, const Ran& ran) {
   if (settings.explain) put("{}", ran.explain);
 }
 
-void print_result(const Array& array, const std::string& file) {
-  put("{:<7} {} {}  {}{}\n", array.name, shape_string(array.tensor), dtype_name(array.tensor.dtype),
-      summary_string(array), file.empty() ? "" : "  -> " + printable(file));
-}
-
 int attend(Settings settings) {
   settle(settings);
   Call call;
@@ -178,16 +173,11 @@ int attend(Settings settings) {
     document["q"] = describe_array(q);
     document["k"] = describe_array(k);
     document["v"] = describe_array(v);
-    for (const auto& [array, file] : results) {
-      document[array->name] = describe_array(*array);
-      document[array->name]["from"] = file.empty() ? Json() : Json(file);
-    }
+    for (const auto& [array, file] : results) document[array->name] = describe_result(*array, file);
     describe(settings, forward, document);
     if (backward) {
       for (const Array& gradient : gradients) {
-        const std::string file = settings.backward.file_of(gradient.name);
-        document["backward"][gradient.name] = describe_array(gradient);
-        document["backward"][gradient.name]["from"] = file.empty() ? Json() : Json(file);
+        document["backward"][gradient.name] = describe_result(gradient, settings.backward.file_of(gradient.name));
       }
       describe(settings, *backward, document["backward"]);
     }

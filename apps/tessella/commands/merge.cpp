@@ -205,8 +205,8 @@ int merge(const Settings& settings) {
     Json document = about_run("merge");
     for (const FileState& state : call.states)
       document["states"].push_back(describe_array(as_filed(parsed, state.out)));
-    document["out"] = describe_array(call.out);
-    document["out"]["from"] = settings.results.out.empty() ? Json() : Json(settings.results.out);
+    document["out"] = describe_result(call.out, settings.results.out);
+    if (!settings.results.lse.empty()) document["lse"] = describe_result(call.lse, settings.results.lse);
     document["kernel"] = kernel;
     document["seconds"] = seconds;
     if (settings.explain) document["explain"] = tessella_plan_explain(plan.get());
@@ -219,8 +219,8 @@ int merge(const Settings& settings) {
     }
     put("kernel  {}, {} (first call)\n", kernel, seconds_string(seconds));
     if (settings.explain) put("{}", tessella_plan_explain(plan.get()));
-    put("out     {} {}  {}{}\n", shape_string(call.out.tensor), dtype_name(call.out.tensor.dtype),
-        summary_string(call.out), settings.results.out.empty() ? "" : "  -> " + printable(settings.results.out));
+    print_result(call.out, settings.results.out);
+    if (!settings.results.lse.empty()) print_result(call.lse, settings.results.lse);
     if (report) print_check(*report, "fp32 merge");
   }
   return report && !report->passed ? kCheckFailed : kDone;

@@ -7,6 +7,7 @@
 #include <limits>
 #include <span>
 
+#include "files/printable.hpp"
 #include "options/number_string.hpp"
 #include "report/output.hpp"
 
@@ -39,8 +40,7 @@ OutputSummary summarize(const Array& out) {
   return summary;
 }
 
-}  // namespace
-
+// "min -1, max 1, mean 0, 3 NaN", of the finite elements; "all NaN".
 std::string summary_string(const Array& array) {
   const OutputSummary summary = summarize(array);
   const int64_t num_all = summary.num_finite + summary.num_nan + summary.num_infinite;
@@ -55,10 +55,23 @@ std::string summary_string(const Array& array) {
   return string;
 }
 
+}  // namespace
+
 Json describe_array(const Array& array) {
   return {{"shape", std::span(array.tensor.shape, static_cast<size_t>(array.tensor.ndim))},
           {"dtype", dtype_name(array.tensor.dtype)},
           {"from", array.source}};
+}
+
+Json describe_result(const Array& array, const std::string& file) {
+  Json described = describe_array(array);
+  described["from"] = file.empty() ? Json() : Json(file);
+  return described;
+}
+
+void print_result(const Array& array, const std::string& file) {
+  put("{:<7} {} {}  {}{}\n", array.name, shape_string(array.tensor), dtype_name(array.tensor.dtype),
+      summary_string(array), file.empty() ? "" : "  -> " + printable(file));
 }
 
 Json describe_check(const tessella_check_report& report) {
