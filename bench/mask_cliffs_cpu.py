@@ -104,10 +104,7 @@ def regions(n, h, d):
     }
     for name, mask in masks.items():
         yield Line(name, Calls(shape, mask=mask), "chunk", chunk)
-    # 64 keys of a query tile are 64 lines of memory, each in a page of its own.
-    apart = Calls(shape, mask=tessella.dense(keys_apart(same)))
-    for direction, bound in (("forward", 4.0), ("backward", 2.0)):
-        yield Line("dense, keys apart", apart, "chunk", chunk, bound, (direction,))
+    yield Line("dense, keys apart", Calls(shape, mask=tessella.dense(keys_apart(same))), "chunk", chunk, 2.0)
     # A query tile has the rows of both heads of a group, and sees what either of them does.
     mask = tessella.block_map(of_heads[None], BLOCK, BLOCK)
     yield Line("block_map 128 of each of 2 heads", Calls(grouped, mask=mask), "chunk", grouped_chunk, 2 * 1.5)

@@ -34,6 +34,16 @@ bool differs_by_query(const AttentionArguments& p) {
 
 }  // namespace
 
+core::Features masks_by_columns(const AttentionArguments& p) {
+  const auto is_transposed = [](const core::ScoreOperand& mask) {
+    return mask.q_stride > 0 && mask.q_stride < mask.kv_stride;
+  };
+  core::Features found;
+  if (is_transposed(p.dense_mask)) found |= Feature::dense_mask;
+  if (is_transposed(p.block_map) && p.block_kv <= kKeysOfSmallEntry) found |= Feature::block_map;
+  return found;
+}
+
 void MapRow::store(int64_t word, uint64_t any, uint64_t all, uint64_t seen_keys, uint64_t valid) {
   for (int bit = 0; bit < 64; bit += tile_keys) {
     const uint64_t tile = low_bits(tile_keys) << bit;
@@ -41,7 +51,7 @@ void MapRow::store(int64_t word, uint64_t any, uint64_t all, uint64_t seen_keys,
     const int64_t idx = (64 * word + bit) / tile_keys;
     classes[idx] = (all & tile) == (valid & tile) ? TileClass::full : TileClass::partial;
     reached[idx].store(1, std::memory_order_relaxed);
-    ++num_tiles;
+    ++*num_tiles;
   }
   // Most rows add nothing, and then write nothing that other threads read.
   if ((seen_keys & ~seen[word].load(std::memory_order_relaxed)) != 0) {
@@ -143,25 +153,40 @@ void TileMap::set_to_zero(const AttentionArguments& p, int num_threads) const {
 void TileMap::classify(const AttentionArguments& p, int num_threads, ClassifyTiles of_kernel) const {
   if (!exists()) return;
   set_to_zero(p, num_threads);
-  const int64_t head_tasks = is_packed_ ? places_[batches_].query_tile : batches_ * sequence_tiles_;
-  parallel_for(heads_ * head_tasks, num_threads, p.cancel, [&](int64_t task, int) {
-    const int64_t kv_head = task / head_tasks;
-    const auto [batch_idx, first_tile] = sequence_of(task % head_tasks);
-    const core::Sequence s = core::sequence(p, batch_idx);
-    const int64_t query_tile = task % head_tasks - first_tile;
-    const int64_t row_begin = query_tile * tiling_.rows;
-    const int64_t most_rows = by_query_ ? tiling_.rows : std::min<int64_t>(group_, tiling_.rows);
-    const auto num_rows = static_cast<int>(std::min(s.len_q * group_ - row_begin, most_rows));
-    if (num_rows <= 0) return;
-    MapRow of{.tile_keys = tiling_.keys, .by_query = by_query_, .by_head = by_head_};
-    fill_query_tile(of.query_tile, p, s, kv_head, row_begin, num_rows, num_rows);
-    of.classes = classes_ + first_class(s, kv_head, query_tile);
-    std::fill_n(of.classes, num_key_tiles(s), TileClass::hidden);
-    of.seen = seen_ + first_key_word(s, kv_head);
-    of.reached = reached_ + first_key_tile(s, kv_head);
-    of_kernel(of);
-    num_tiles_[row(s, kv_head, query_tile)] = of.num_tiles;
+  const int64_t head_rows = is_packed_ ? places_[batches_].query_tile : batches_ * sequence_tiles_;
+  const int64_t num_rows = heads_ * head_rows;
+  const int64_t most =
+      masks_by_columns(p).empty() ? 1 : std::clamp<int64_t>(num_rows / (4 * num_threads), 1, kMostMapRows);
+  parallel_for(ceil_div(num_rows, most), num_threads, p.cancel, [&](int64_t task, int) {
+    core::Sequence sequences[kMostMapRows];
+    MapRow rows[kMostMapRows];
+    int count = 0;
+    for (int64_t row = task * most; row < std::min((task + 1) * most, num_rows); ++row) {
+      const auto [batch_idx, first_tile] = sequence_of(row % head_rows);
+      sequences[count] = core::sequence(p, batch_idx);
+      count += begin_row(p, sequences[count], row / head_rows, row % head_rows - first_tile, rows[count]);
+    }
+    of_kernel(rows, count);
   });
+}
+
+bool TileMap::begin_row(const AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t query_tile,
+                        MapRow& of) const {
+  const int64_t row_begin = query_tile * tiling_.rows;
+  const int64_t most_rows = by_query_ ? tiling_.rows : std::min<int64_t>(group_, tiling_.rows);
+  const auto num_rows = static_cast<int>(std::min(s.len_q * group_ - row_begin, most_rows));
+  if (num_rows <= 0) return false;
+  of.tile_keys = tiling_.keys;
+  of.by_query = by_query_;
+  of.by_head = by_head_;
+  fill_query_tile(of.query_tile, p, s, kv_head, row_begin, num_rows, num_rows);
+  of.classes = classes_ + first_class(s, kv_head, query_tile);
+  std::fill_n(of.classes, num_key_tiles(s), TileClass::hidden);
+  of.seen = seen_ + first_key_word(s, kv_head);
+  of.reached = reached_ + first_key_tile(s, kv_head);
+  of.num_tiles = num_tiles_ + row(s, kv_head, query_tile);
+  *of.num_tiles = 0;
+  return true;
 }
 
 int64_t TileMap::num_scores(const core::Sequence& s, int64_t row_begin, int64_t row_end) const {

@@ -32,13 +32,21 @@ struct MapRow {
   TileClass* classes = nullptr;             // hidden before
   std::atomic<uint64_t>* seen = nullptr;    // bits of keys, 64 a word
   std::atomic<uint8_t>* reached = nullptr;  // by tiles of keys
-  int32_t num_tiles = 0;                    // that are not hidden
+  int32_t* num_tiles = nullptr;             // that are not hidden; 0 before
 
   // Sets the classes of a word of keys: bits of those that the element masks show to any row, to all rows, and that
   // the band shows as well to a row to which they do; valid: those that are keys.
   void store(int64_t word, uint64_t any, uint64_t all, uint64_t seen_keys, uint64_t valid);
 };
-using ClassifyTiles = void (*)(MapRow& row);
+// Classifies the rows of neighbouring query tiles, at most kMostMapRows.
+using ClassifyTiles = void (*)(MapRow* rows, int num_rows);
+inline constexpr int kMostMapRows = 8;
+
+// The masks among dense and block_map in whose memory queries lie closer than keys, as in a transposed one: a row of
+// such a mask has a cache line for each byte. They are read by columns.
+core::Features masks_by_columns(const core::AttentionArguments& arguments);
+// Entries of a block map with at most so many keys are read key by key. For entries of 4 keys that took longer.
+inline constexpr int64_t kKeysOfSmallEntry = 3;
 
 // Rows of a kernel's query tiles, and keys of its tiles: 32 or 64.
 struct MapTiling {
@@ -89,6 +97,9 @@ class TileMap {
   };
   void place_sequences(const core::AttentionArguments& arguments) const;
   void set_to_zero(const core::AttentionArguments& arguments, int num_threads) const;
+  // Begins the row of a query tile, all of whose tiles are hidden. False where the query tile has no rows.
+  bool begin_row(const core::AttentionArguments& arguments, const core::Sequence& s, int64_t kv_head,
+                 int64_t query_tile, MapRow& of) const;
   // The sequence of a query tile of a head, and the first query tile of it.
   std::pair<int64_t, int64_t> sequence_of(int64_t query_tile) const;
 

@@ -80,16 +80,32 @@ inline void add_rows(const MapRow& of, int64_t key_begin, int64_t num_keys, bool
 }
 
 // The same of at most 64 keys and masks that are read by columns.
-inline void add_columns(const MapRow& of, int64_t key_begin, int64_t num_keys, bool is_banded, StripWords& strip) {
-  uint64_t words[kMaxQueryTileRows];
-  words_of_rows(of.query_tile, of.query_tile.num_rows, key_begin, static_cast<int>(num_keys), words);
-  for (int row = 0; row < of.query_tile.num_rows; ++row) {
-    add_row(of, row, key_begin, num_keys, is_banded, words + row, true, strip);
+inline void add_columns(const MapRow& of, const DistinctRows& rows, int64_t key_begin, int num_keys, bool is_banded,
+                        StripWords& strip) {
+  const QueryTile& query_tile = of.query_tile;
+  const core::AttentionArguments& p = *query_tile.arguments;
+  const core::Features by_columns = masks_by_columns(p);
+  if (is_banded || p.features.has_any(core::kElementMasks.without(by_columns))) {
+    uint64_t words[kMaxQueryTileRows];
+    words_of_rows(query_tile, query_tile.num_rows, key_begin, num_keys, words);
+    for (int row = 0; row < query_tile.num_rows; ++row) {
+      add_row(of, row, key_begin, num_keys, is_banded, words + row, true, strip);
+    }
+    return;
   }
+  uint64_t columns[64];
+  read_columns(query_tile, by_columns, rows, key_begin, num_keys, columns);
+  uint64_t any = 0, all = 0;
+  for (int key = 0; key < num_keys; ++key) {
+    any |= static_cast<uint64_t>(columns[key] != 0) << key;
+    all |= static_cast<uint64_t>(columns[key] == low_bits(rows.count)) << key;
+  }
+  strip.any[0] |= any;
+  strip.all[0] &= all;
 }
 
-// The classes of the tiles of a strip, keys [key_begin, key_begin + num_keys).
-inline void classify_strip(MapRow& of, int64_t key_begin, int64_t num_keys, bool by_columns) {
+// The classes of the tiles of a strip, keys [key_begin, key_begin + num_keys). rows: of masks that are read by columns.
+inline void classify_strip(MapRow& of, int64_t key_begin, int64_t num_keys, const DistinctRows* rows) {
   const QueryTile& query_tile = of.query_tile;
   // Where the band shows all, or where it is not looked at, seen is any.
   const bool is_banded =
@@ -100,8 +116,8 @@ inline void classify_strip(MapRow& of, int64_t key_begin, int64_t num_keys, bool
     strip.any[n] = strip.seen[n] = 0;
     strip.all[n] = ~uint64_t{0};
   }
-  if (by_columns) {
-    add_columns(of, key_begin, num_keys, is_banded, strip);
+  if (rows != nullptr) {
+    add_columns(of, *rows, key_begin, static_cast<int>(num_keys), is_banded, strip);
   } else {
     add_rows(of, key_begin, num_keys, is_banded, strip);
   }
@@ -111,23 +127,50 @@ inline void classify_strip(MapRow& of, int64_t key_begin, int64_t num_keys, bool
   }
 }
 
-// Classifies the tiles of a query tile with all keys that its band reaches; others stay hidden.
-inline void classify_tiles(MapRow& of) {
+// Calls use(begin, end) for each range of keys that the band of a query tile reaches, in whole words of keys. The tiles
+// of others stay hidden.
+template <typename Use>
+inline void for_each_range(const MapRow& of, Use&& use) {
   const QueryTile& query_tile = of.query_tile;
-  const bool by_columns = !masks_by_columns(*query_tile.arguments).empty();
-  const int64_t strip = by_columns ? 64 : 64 * kStripWords;
-  const auto classify = [&](int64_t begin, int64_t end) {
-    for (; begin < end; begin += strip) classify_strip(of, begin, std::min(end - begin, strip), by_columns);
-  };
   const int64_t len_kv = query_tile.sequence->len_kv;
-  if (!of.by_query) return classify(0, len_kv);
+  if (!of.by_query) return use(int64_t{0}, len_kv);
   const auto rounded_up = [len_kv](int64_t key) {
     return (key + 63) / 64 * 64 < len_kv ? (key + 63) / 64 * 64 : len_kv;
   };
   const int64_t keep_end = rounded_up(query_tile.keep_end);
   const int64_t begin = query_tile.keys_begin / 64 * 64;
-  classify(0, keep_end);
-  classify(begin > keep_end ? begin : keep_end, rounded_up(query_tile.keys_end));
+  use(int64_t{0}, keep_end);
+  use(begin > keep_end ? begin : keep_end, rounded_up(query_tile.keys_end));
+}
+
+// Classifies the tiles of neighbouring query tiles. By columns a word of keys goes through all of them before the next
+// one: their bytes of a key lie side by side, and those of the next key far away.
+inline void classify_tiles(MapRow* rows, int num_rows) {
+  if (num_rows == 0) return;
+  const core::AttentionArguments& p = *rows[0].query_tile.arguments;
+  if (masks_by_columns(p).empty()) {
+    constexpr int64_t kStrip = 64 * kStripWords;
+    for (int row = 0; row < num_rows; ++row) {
+      for_each_range(rows[row], [&](int64_t begin, int64_t end) {
+        for (; begin < end; begin += kStrip) classify_strip(rows[row], begin, std::min(end - begin, kStrip), nullptr);
+      });
+    }
+    return;
+  }
+  DistinctRows distinct[kMostMapRows];
+  int64_t keys_end = 0;
+  for (int row = 0; row < num_rows; ++row) {
+    find_distinct_rows(rows[row].query_tile, rows[row].query_tile.num_rows, distinct[row]);
+    const int64_t len_kv = rows[row].query_tile.sequence->len_kv;
+    keys_end = len_kv > keys_end ? len_kv : keys_end;
+  }
+  for (int64_t key = 0; key < keys_end; key += 64) {
+    for (int row = 0; row < num_rows; ++row) {
+      for_each_range(rows[row], [&](int64_t begin, int64_t end) {
+        if (begin <= key && key < end) classify_strip(rows[row], key, std::min<int64_t>(end - key, 64), distinct + row);
+      });
+    }
+  }
 }
 
 }  // namespace HWY_NAMESPACE

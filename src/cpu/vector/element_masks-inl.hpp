@@ -127,21 +127,6 @@ inline RowMasks masks_of_row(const QueryTile& query_tile, int row) {
   return of;
 }
 
-// Entries of a block map with at most so many keys are read key by key. For entries of 4 keys that took longer.
-inline constexpr int64_t kKeysOfSmallEntry = 3;
-
-// The masks among dense and block_map in whose memory queries lie closer than keys, as in a transposed one. A row of
-// such a mask has a cache line for each byte.
-inline core::Features masks_by_columns(const core::AttentionArguments& p) {
-  const auto is_transposed = [](const core::ScoreOperand& mask) {
-    return mask.q_stride > 0 && mask.q_stride < mask.kv_stride;
-  };
-  core::Features found;
-  if (is_transposed(p.dense_mask)) found |= core::Feature::dense_mask;
-  if (is_transposed(p.block_map) && p.block_kv <= kKeysOfSmallEntry) found |= core::Feature::block_map;
-  return found;
-}
-
 // Words of keys [key_begin, key_begin + num_keys) for one row, by the masks of `features`.
 inline void words_of_row(const core::AttentionArguments& p, core::Features features, const core::Sequence& s,
                          const RowMasks& of, int64_t key_begin, int64_t num_keys, uint64_t* words) {
@@ -180,9 +165,10 @@ inline void words_of_row(const core::AttentionArguments& p, core::Features featu
   and_elements(bytes(p.draft_mask, idx), p.draft_mask.kv_stride, 1, 0, num_keys - key, words + key / 64, are_set);
 }
 
-// A bit for each of `count` bytes, 16 to 64, that is not 0.
+// A bit for each of `count` bytes, kMostLanes to 64, that is not 0.
+template <size_t kMostLanes>
 HWY_INLINE uint64_t bits_of_bytes(const uint8_t* bytes, int count) {
-  const hn::CappedTag<uint8_t, 16> d;
+  const hn::CappedTag<uint8_t, kMostLanes> d;
   const int lanes = static_cast<int>(hn::Lanes(d));
   uint64_t bits = 0;
   for (int i = 0; i < count; i += lanes) {
@@ -213,54 +199,83 @@ inline void transpose_bits(uint64_t* words) {
   }
 }
 
-// words[row] &= bits of at most 64 keys, for `count` rows that begin at data + rows[row]. Elements are as in
-// and_elements(). Key by key: the bytes of all rows together.
+// Into L2, for the call after this one: keys lie so far apart that in L1 most of 64 would share a set. `bytes`: at most
+// 64, which may lie past the mask's end.
+HWY_INLINE void prefetch_column(const uint8_t* column, int bytes) {
+  __builtin_prefetch(column, 0, 2);
+  __builtin_prefetch(column + bytes - 1, 0, 2);
+}
+
+// columns[key] &= bits of `count` rows, which begin at data + rows[row], of at most 64 keys. Elements are as in
+// and_elements().
 inline void and_columns(const uint8_t* data, int64_t stride, int64_t element_keys, int64_t skipped, const int64_t* rows,
-                        int count, int num_keys, uint64_t* words) {
+                        int count, int num_keys, uint64_t* columns) {
   bool lie_together = count >= 16;
   for (int row = 1; row < count; ++row) lie_together = lie_together && rows[row] == rows[0] + row;
-  uint64_t columns[64] = {};
   for (int key = 0; key < num_keys; data += stride, skipped = 0) {
-    const uint64_t column = lie_together ? bits_of_bytes(data + rows[0], count) : bits_of_rows(data, rows, count);
+    const uint64_t column = !lie_together ? bits_of_rows(data, rows, count)
+                            : count < 32  ? bits_of_bytes<16>(data + rows[0], count)
+                                          : bits_of_bytes<32>(data + rows[0], count);
+    if (lie_together && num_keys == 64) prefetch_column(data + 64 * stride + rows[0], count);
     const int64_t end = key + element_keys - skipped;
-    while (key < num_keys && key < end) columns[key++] = column;
+    while (key < num_keys && key < end) columns[key++] &= column;
   }
-  transpose_bits(columns);
-  for (int row = 0; row < count; ++row) words[row] &= columns[row];
+}
+
+// Rows of a query tile that may see what no other one sees. Neighbours often see the same.
+struct DistinctRows {
+  RowMasks masks[kMaxQueryTileRows];
+  int idx[kMaxQueryTileRows];  // of each row, in masks
+  int count = 0;
+};
+
+inline void find_distinct_rows(const QueryTile& query_tile, int lanes, DistinctRows& rows) {
+  for (int row = 0; row < lanes; ++row) {
+    const RowMasks masks = masks_of_row(query_tile, row);
+    if (rows.count == 0 || masks != rows.masks[rows.count - 1]) rows.masks[rows.count++] = masks;
+    rows.idx[row] = rows.count - 1;
+  }
+}
+
+// columns[key] of at most 64 keys: a bit for each distinct row, by the masks that are read by columns.
+inline void read_columns(const QueryTile& query_tile, core::Features by_columns, const DistinctRows& rows,
+                         int64_t key_begin, int num_keys, uint64_t* columns) {
+  const core::AttentionArguments& p = *query_tile.arguments;
+  const int64_t slot = query_tile.sequence->slot_kv + key_begin;
+  std::fill_n(columns, num_keys, low_bits(rows.count));
+  int64_t begins[kMaxQueryTileRows];
+  const auto data = [](const core::ScoreOperand& mask, int64_t idx) {
+    return reinterpret_cast<const uint8_t*>(mask.data) + idx * mask.kv_stride;
+  };
+  if (by_columns.has(core::Feature::dense_mask)) {
+    for (int row = 0; row < rows.count; ++row) begins[row] = rows.masks[row].dense;
+    and_columns(data(p.dense_mask, slot), p.dense_mask.kv_stride, 1, 0, begins, rows.count, num_keys, columns);
+  }
+  if (by_columns.has(core::Feature::block_map)) {
+    for (int row = 0; row < rows.count; ++row) begins[row] = rows.masks[row].blocks;
+    and_columns(data(p.block_map, slot / p.block_kv), p.block_map.kv_stride, p.block_kv, slot % p.block_kv, begins,
+                rows.count, num_keys, columns);
+  }
 }
 
 // words[row] of at most 64 keys, for `lanes` rows.
 inline void words_of_rows(const QueryTile& query_tile, int lanes, int64_t key_begin, int num_keys, uint64_t* words) {
   const core::AttentionArguments& p = *query_tile.arguments;
-  const core::Sequence& s = *query_tile.sequence;
   const core::Features by_columns = masks_by_columns(p);
-  // Neighbours often see the same.
+  const core::Features by_rows = p.features.without(by_columns);
+  DistinctRows rows;
+  find_distinct_rows(query_tile, lanes, rows);
   uint64_t distinct[kMaxQueryTileRows];
-  int64_t dense[kMaxQueryTileRows], blocks[kMaxQueryTileRows];
-  int idx[kMaxQueryTileRows], count = 0;
-  RowMasks last;
-  for (int row = 0; row < lanes; ++row) {
-    const RowMasks of = masks_of_row(query_tile, row);
-    if (row == 0 || of != last) {
-      words_of_row(p, p.features.without(by_columns), s, of, key_begin, num_keys, distinct + count);
-      dense[count] = of.dense;
-      blocks[count++] = of.blocks;
-      last = of;
-    }
-    idx[row] = count - 1;
+  for (int row = 0; row < rows.count; ++row) {
+    words_of_row(p, by_rows, *query_tile.sequence, rows.masks[row], key_begin, num_keys, distinct + row);
   }
-  const int64_t slot = s.slot_kv + key_begin;
-  if (by_columns.has(core::Feature::dense_mask)) {
-    const core::ScoreOperand& mask = p.dense_mask;
-    const auto* data = reinterpret_cast<const uint8_t*>(mask.data) + slot * mask.kv_stride;
-    and_columns(data, mask.kv_stride, 1, 0, dense, count, num_keys, distinct);
+  if (!by_columns.empty()) {
+    uint64_t columns[64] = {};
+    read_columns(query_tile, by_columns, rows, key_begin, num_keys, columns);
+    transpose_bits(columns);
+    for (int row = 0; row < rows.count; ++row) distinct[row] &= columns[row];
   }
-  if (by_columns.has(core::Feature::block_map)) {
-    const core::ScoreOperand& mask = p.block_map;
-    const auto* data = reinterpret_cast<const uint8_t*>(mask.data) + slot / p.block_kv * mask.kv_stride;
-    and_columns(data, mask.kv_stride, p.block_kv, slot % p.block_kv, blocks, count, num_keys, distinct);
-  }
-  for (int row = 0; row < lanes; ++row) words[row] = distinct[idx[row]];
+  for (int row = 0; row < lanes; ++row) words[row] = distinct[rows.idx[row]];
 }
 
 // The class of at most 64 keys.
