@@ -104,7 +104,12 @@ def regions(n, h, d):
     }
     for name, mask in masks.items():
         yield Line(name, Calls(shape, mask=mask), "chunk", chunk)
-    yield Line("dense, keys apart", Calls(shape, mask=tessella.dense(keys_apart(same))), "chunk", chunk, 2.0)
+    apart = tessella.dense(keys_apart(same))
+    yield Line("dense, keys apart", Calls(shape, mask=apart), "chunk", chunk, 2.0)
+    # A query tile has few queries then, and more of them read the mask.
+    one_head = Shape(1, n, n, h, 1, d)
+    in_chunks = Calls(one_head, mask=tessella.chunk(BLOCK))
+    yield Line("dense, keys apart, one KV head", Calls(one_head, mask=apart), "chunk", in_chunks, 4.0)
     # A query tile has the rows of both heads of a group, and sees what either of them does.
     mask = tessella.block_map(of_heads[None], BLOCK, BLOCK)
     yield Line("block_map 128 of each of 2 heads", Calls(grouped, mask=mask), "chunk", grouped_chunk, 2 * 1.5)

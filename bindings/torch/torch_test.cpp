@@ -176,13 +176,15 @@ void test_mask_map(const at::Device& device) {
   const at::Tensor q = leaf(4), k = leaf(2), v = leaf(2);
   const at::Tensor visible = at::rand({2, 1, 1, 300}, bf16) < 0.5;
   const ts::AttentionOptions options{.mask = ts::Mask::dense(ts::torch::view(visible)) & ts::Mask::causal()};
-  const at::Tensor map = ts::torch::mask_map(q, k, v, options);
+  const at::Tensor sink = at::randn({4}, bf16.dtype(at::kFloat)).requires_grad_();
+  const at::Tensor map = ts::torch::mask_map(q, k, v, options, {.sink = sink});
   expect(map.defined() == device.is_cuda(), "a map is made on GPUs alone");
   expect(!ts::torch::mask_map(q, k, v, {.mask = ts::Mask::causal()}).defined(), "a map of a mask that is not read");
-  const at::Tensor out = attention(q, k, v, options, {.schedule = map}), without = attention(q, k, v, options);
+  const at::Tensor out = attention(q, k, v, options, {.schedule = map, .sink = sink}),
+                   without = attention(q, k, v, options, {.sink = sink});
   expect(out.equal(without) && out.abs().max().item<double>() > 0, "out by the map of a mask");
-  const auto got = ::torch::autograd::grad({out.sum()}, {q, k, v}),
-             wanted = ::torch::autograd::grad({without.sum()}, {q, k, v});
+  const auto got = ::torch::autograd::grad({out.sum()}, {q, k, v, sink}),
+             wanted = ::torch::autograd::grad({without.sum()}, {q, k, v, sink});
   for (size_t i = 0; i < got.size(); ++i) {
     expect(got[i].equal(wanted[i]) && got[i].abs().max().item<double>() > 0, "gradients by the map of a mask");
   }

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <initializer_list>
 #include <limits>
-#include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "api/grow.hpp"
 #include "api/score_operands.hpp"

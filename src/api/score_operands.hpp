@@ -1,11 +1,15 @@
-// The tensors of a call that speak of single scores: bias, ALiBi slopes, sinks and masks.
+// The tensors of a call that change or hide scores: bias, ALiBi slopes, sinks and masks.
 #pragma once
+
+#include <cstdint>
 
 #include "api/tensor_reader.hpp"
 #include "core/arguments.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::api {
+
+inline constexpr int64_t kUnbounded = int64_t{1} << 40;  // beyond any length, so that positions cannot overflow
 
 // Reads them into arguments, whose axes, tables, device and packed lengths are known. Throws Error(invalid_argument) or
 // Error(unsupported).

@@ -11,8 +11,6 @@
 
 namespace tessella::api {
 
-inline constexpr int64_t kUnbounded = int64_t{1} << 40;  // beyond any length, so that positions cannot overflow
-
 // Axes of a tensor of attention: (batch, rows, heads, head_dim); packed tensors have batch 1.
 struct TensorAxes {
   int64_t batch = 1;

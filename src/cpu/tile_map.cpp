@@ -51,7 +51,7 @@ void MapRow::store(int64_t word, uint64_t any, uint64_t all, uint64_t seen_keys,
     const int64_t idx = (64 * word + bit) / tile_keys;
     classes[idx] = (all & tile) == (valid & tile) ? TileClass::full : TileClass::partial;
     reached[idx].store(1, std::memory_order_relaxed);
-    ++*num_tiles;
+    ++num_tiles;
   }
   // Most rows add nothing, and then write nothing that other threads read.
   if ((seen_keys & ~seen[word].load(std::memory_order_relaxed)) != 0) {
@@ -154,19 +154,24 @@ void TileMap::classify(const AttentionArguments& p, int num_threads, ClassifyTil
   if (!exists()) return;
   set_to_zero(p, num_threads);
   const int64_t head_rows = is_packed_ ? places_[batches_].query_tile : batches_ * sequence_tiles_;
-  const int64_t num_rows = heads_ * head_rows;
-  const int64_t most =
-      masks_by_columns(p).empty() ? 1 : std::clamp<int64_t>(num_rows / (4 * num_threads), 1, kMostMapRows);
-  parallel_for(ceil_div(num_rows, most), num_threads, p.cancel, [&](int64_t task, int) {
+  const int64_t rows = heads_ * head_rows;
+  const int64_t most = masks_by_columns(p).empty() ? 1 : std::clamp<int64_t>(rows / (4 * num_threads), 1, kMostMapRows);
+  parallel_for(ceil_div(rows, most), num_threads, p.cancel, [&](int64_t task, int) {
     core::Sequence sequences[kMostMapRows];
-    MapRow rows[kMostMapRows];
+    MapRow map_rows[kMostMapRows];
+    int64_t places[kMostMapRows];  // in num_tiles_
     int count = 0;
-    for (int64_t row = task * most; row < std::min((task + 1) * most, num_rows); ++row) {
-      const auto [batch_idx, first_tile] = sequence_of(row % head_rows);
-      sequences[count] = core::sequence(p, batch_idx);
-      count += begin_row(p, sequences[count], row / head_rows, row % head_rows - first_tile, rows[count]);
+    for (int64_t i = task * most; i < std::min((task + 1) * most, rows); ++i) {
+      const int64_t kv_head = i / head_rows;
+      const auto [batch_idx, first_tile] = sequence_of(i % head_rows);
+      const int64_t query_tile = i % head_rows - first_tile;
+      core::Sequence& s = sequences[count];
+      s = core::sequence(p, batch_idx);
+      if (!begin_row(p, s, kv_head, query_tile, map_rows[count])) continue;
+      places[count++] = row(s, kv_head, query_tile);
     }
-    of_kernel(rows, count);
+    of_kernel(map_rows, count);
+    for (int i = 0; i < count; ++i) num_tiles_[places[i]] = map_rows[i].num_tiles;
   });
 }
 
@@ -184,8 +189,6 @@ bool TileMap::begin_row(const AttentionArguments& p, const core::Sequence& s, in
   std::fill_n(of.classes, num_key_tiles(s), TileClass::hidden);
   of.seen = seen_ + first_key_word(s, kv_head);
   of.reached = reached_ + first_key_tile(s, kv_head);
-  of.num_tiles = num_tiles_ + row(s, kv_head, query_tile);
-  *of.num_tiles = 0;
   return true;
 }
 

@@ -32,14 +32,14 @@ struct MapRow {
   TileClass* classes = nullptr;             // hidden before
   std::atomic<uint64_t>* seen = nullptr;    // bits of keys, 64 a word
   std::atomic<uint8_t>* reached = nullptr;  // by tiles of keys
-  int32_t* num_tiles = nullptr;             // that are not hidden; 0 before
+  int32_t num_tiles = 0;                    // that are not hidden
 
   // Sets the classes of a word of keys: bits of those that the element masks show to any row, to all rows, and that
   // the band shows as well to a row to which they do; valid: those that are keys.
   void store(int64_t word, uint64_t any, uint64_t all, uint64_t seen_keys, uint64_t valid);
 };
-// Classifies the rows of neighbouring query tiles, at most kMostMapRows.
-using ClassifyTiles = void (*)(MapRow* rows, int num_rows);
+// Classifies neighbouring rows, at most kMostMapRows. They may be of several sequences and heads.
+using ClassifyTiles = void (*)(MapRow* map_rows, int num_map_rows);
 inline constexpr int kMostMapRows = 8;
 
 // The masks among dense and block_map in whose memory queries lie closer than keys, as in a transposed one: a row of
@@ -97,7 +97,7 @@ class TileMap {
   };
   void place_sequences(const core::AttentionArguments& arguments) const;
   void set_to_zero(const core::AttentionArguments& arguments, int num_threads) const;
-  // Begins the row of a query tile, all of whose tiles are hidden. False where the query tile has no rows.
+  // Begins the row of a query tile, with every tile hidden. False where the query tile has no queries.
   bool begin_row(const core::AttentionArguments& arguments, const core::Sequence& s, int64_t kv_head,
                  int64_t query_tile, MapRow& of) const;
   // The sequence of a query tile of a head, and the first query tile of it.

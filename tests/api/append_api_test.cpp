@@ -1,5 +1,5 @@
 // append and copy_pages through the API: results, plans, explain, questions, C++. Their errors are in
-// append_errors.cpp.
+// append_errors_test.cpp.
 #include <gtest/gtest.h>
 
 #include <atomic>

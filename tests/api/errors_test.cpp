@@ -1,10 +1,9 @@
 // Every precondition gives its code and a sentence with function, argument, got and expected, and a call that fails
-// writes nothing. The errors themselves are in errors/, by operand.
+// writes nothing. The errors themselves are in errors/, by subject.
 #include <gtest/gtest.h>
 
 #include <deque>
 #include <functional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,7 +20,7 @@ using namespace tessella::tests;
 
 std::vector<ExpectedError> all_errors() {
   std::vector<ExpectedError> all;
-  for (const auto errors : {tensor_errors(), length_errors(), mask_errors(), score_errors(), schedule_errors()}) {
+  for (const auto errors : {tensor_errors(), length_errors(), mask_errors(), score_errors(), execution_errors()}) {
     all.insert(all.end(), errors.begin(), errors.end());
   }
   return all;

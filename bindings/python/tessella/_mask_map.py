@@ -12,6 +12,10 @@ from ._mask import Mask, mask_of
 from ._plan import plan
 
 
+def _detached(value: Any) -> Any:
+    return value.detach() if hasattr(value, "detach") else value
+
+
 def mask_map(
     q: Any, k: Any, v: Any, mask: Mask | str, *, layout: str = "bshd", stream: Any = None, **options: Any
 ) -> Mask:
@@ -42,8 +46,8 @@ def mask_map(
     require_array("q", q)
     if "schedule" in given.arrays:
         raise InvalidArgument("mask_map: mask has a map, expected one without")
-    q, k, v = (array.detach() if hasattr(array, "detach") else array for array in (q, k, v))
-    options = {**options, "mask": given}
+    q, k, v = map(_detached, (q, k, v))
+    options = {name: _detached(value) for name, value in options.items()} | {"mask": given}
     is_read = any(part in given.arrays or options.get(part) for part in MAPPED_MASKS)
     is_mapped = is_read and kind_of(q).is_on_gpu(q)
     made = plan(q, k, v, layout=layout, **{**options, "schedule": True if is_mapped else None})

@@ -303,8 +303,8 @@ class Differentiable : public ::torch::autograd::Function<Differentiable> {
   }
 };
 
-// Whether a schedule beside the mask is its map: it says where keys are split else.
-inline bool has_map(const AttentionOptions& options) {
+// Whether a schedule of such a call is the map of its mask; otherwise it says where keys are split.
+inline bool has_mapped_mask(const AttentionOptions& options) {
   tessella_forward_args args = TESSELLA_FORWARD_ARGS_INIT;
   options.mask.fill(args);
   return args.dense_mask != nullptr || args.block_map != nullptr || args.document_ids_q != nullptr ||
@@ -344,7 +344,7 @@ inline bool is_differentiable(const at::Tensor& q, const at::Tensor& k, const at
   if (tensors.page_table.defined()) no("keys in pages have no gradients");
   if (tensors.cache_batch_idx.defined()) no("keys in slots of a cache have no gradients");
   if (tensors.draft_mask.defined()) no("drafts have no gradients");
-  if (tensors.schedule.defined() && !has_map(options)) {
+  if (tensors.schedule.defined() && !has_mapped_mask(options)) {
     no("calls whose keys are split by a schedule have no gradients");
   }
   if (tensors.out.defined() || tensors.lse.defined()) no("a call with out or lse given has no gradients");
@@ -371,10 +371,8 @@ inline std::tuple<at::Tensor, at::Tensor> differentiated(const at::Tensor& q, co
 // What tessella_plan_schedule writes for the call, in tensors.schedule where it is given.
 inline at::Tensor make_schedule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const AttentionOptions& options, const Tensors& tensors) {
-  for (const auto& [name, tensor] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}}) {
-    if (!tensor->defined()) required(*tensor, name);
-  }
-  ForwardArgs args = forward_args(q.detach(), k.detach(), v.detach(), tensors);
+  const c10::AutoGradMode no_grad(false);  // tensors that require grad are read as any
+  ForwardArgs args = forward_args(q, k, v, tensors);
   if (!tensors.out.defined()) args.out = like_out(q, v, options);
   if (!tensors.schedule.defined()) {
     args.schedule = tessella::view(static_cast<void*>(nullptr), i32, {0}, {}, device_of(q, "q"));
@@ -436,13 +434,17 @@ inline at::Tensor decode_schedule(const at::Tensor& q, const at::Tensor& k, cons
 }
 
 // The map of the tiles that the mask hides, for tensors.schedule of calls with this mask, their gradients too: made on
-// the GPU, once a model step. Calls may have any head dim and dtype, and any number of heads where the mask has no head
-// axis; batch, lengths and the mask's memory are the same. What q, k and v hold is not read. Undefined where nothing is
-// to be read: on CPUs, and for masks that have none of dense, block_map, document and mask_mod.
+// the GPU, once a model step, in tensors.schedule where it is given. Calls may have any head dim and dtype, and any
+// number of heads where the mask has no head axis. Batch, lengths, padding, draft_mask, mask_mod with its arrays and
+// the mask's memory are those given here; nothing checks that, and with others results are wrong. What q, k and v hold
+// is not read. Returns an undefined tensor where nothing is to be read: on CPUs, and for masks that have none of dense,
+// block_map, document and mask_mod.
 inline at::Tensor mask_map(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const AttentionOptions& options, const Tensors& tensors = {}) {
-  detail::required(q.defined() ? q.detach() : q, "q");
-  return q.is_cpu() || !detail::has_map(options) ? at::Tensor() : detail::make_schedule(q, k, v, options, tensors);
+  const c10::AutoGradMode no_grad(false);
+  for (const auto& [name, tensor] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}}) detail::required(*tensor, name);
+  return q.is_cpu() || !detail::has_mapped_mask(options) ? at::Tensor()
+                                                         : detail::make_schedule(q, k, v, options, tensors);
 }
 
 }  // namespace tessella::torch

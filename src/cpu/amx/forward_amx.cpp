@@ -16,15 +16,14 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <new>
 #include <string>
 #include <thread>
 
+// What the headers below TESSELLA_AMX_BEGIN include of other folders is included here first, at the baseline.
 #include "core/cancel.hpp"
 #include "core/message.hpp"
 #include "core/plan.hpp"

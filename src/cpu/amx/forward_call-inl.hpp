@@ -11,9 +11,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/arguments.hpp"
 #include "core/cancel.hpp"
-#include "core/plan.hpp"
 #include "cpu/amx/pipeline-inl.hpp"
+#include "cpu/memory.hpp"
 #include "cpu/tile_map.hpp"
 #include "cpu/work_tiles.hpp"
 

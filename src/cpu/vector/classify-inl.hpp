@@ -1,5 +1,5 @@
-// Makes the row of a tile map (cpu/tile_map.hpp) of a query tile: the class of each tile of keys, and the keys that are
-// seen.
+// Makes rows of a tile map (cpu/tile_map.hpp), of neighbouring query tiles: the class of each tile of keys, and the
+// keys that are seen.
 #if defined(TESSELLA_CPU_VECTOR_CLASSIFY_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSELLA_CPU_VECTOR_CLASSIFY_INL_HPP
 #undef TESSELLA_CPU_VECTOR_CLASSIFY_INL_HPP
@@ -64,7 +64,7 @@ inline void add_rows(const MapRow& of, int64_t key_begin, int64_t num_keys, bool
   // Head by head where heads differ, so that neighbours often read the same; else one head's rows.
   const int group = static_cast<int>(p.group());
   const int heads = of.by_head && group < query_tile.num_rows ? group : 1;
-  RowMasks last;
+  RowMasks last = {};
   bool is_first = true;
   for (int head = 0; head < heads; ++head) {
     for (int row = head; row < query_tile.num_rows; row += heads) {
@@ -80,32 +80,33 @@ inline void add_rows(const MapRow& of, int64_t key_begin, int64_t num_keys, bool
 }
 
 // The same of at most 64 keys and masks that are read by columns.
-inline void add_columns(const MapRow& of, const DistinctRows& rows, int64_t key_begin, int num_keys, bool is_banded,
+inline void add_columns(const MapRow& of, const DistinctRows& distinct, int64_t key_begin, int num_keys, bool is_banded,
                         StripWords& strip) {
   const QueryTile& query_tile = of.query_tile;
   const core::AttentionArguments& p = *query_tile.arguments;
   const core::Features by_columns = masks_by_columns(p);
   if (is_banded || p.features.has_any(core::kElementMasks.without(by_columns))) {
     uint64_t words[kMaxQueryTileRows];
-    words_of_rows(query_tile, query_tile.num_rows, key_begin, num_keys, words);
+    words_of_rows(query_tile, distinct, key_begin, num_keys, words);
     for (int row = 0; row < query_tile.num_rows; ++row) {
       add_row(of, row, key_begin, num_keys, is_banded, words + row, true, strip);
     }
     return;
   }
   uint64_t columns[64];
-  read_columns(query_tile, by_columns, rows, key_begin, num_keys, columns);
+  read_columns(query_tile, by_columns, distinct, key_begin, num_keys, columns);
   uint64_t any = 0, all = 0;
   for (int key = 0; key < num_keys; ++key) {
     any |= static_cast<uint64_t>(columns[key] != 0) << key;
-    all |= static_cast<uint64_t>(columns[key] == low_bits(rows.count)) << key;
+    all |= static_cast<uint64_t>(columns[key] == low_bits(distinct.count)) << key;
   }
   strip.any[0] |= any;
   strip.all[0] &= all;
 }
 
-// The classes of the tiles of a strip, keys [key_begin, key_begin + num_keys). rows: of masks that are read by columns.
-inline void classify_strip(MapRow& of, int64_t key_begin, int64_t num_keys, const DistinctRows* rows) {
+// The classes of the tiles of a strip, keys [key_begin, key_begin + num_keys). distinct: where masks
+// are read by columns, else null.
+inline void classify_strip(MapRow& of, int64_t key_begin, int64_t num_keys, const DistinctRows* distinct) {
   const QueryTile& query_tile = of.query_tile;
   // Where the band shows all, or where it is not looked at, seen is any.
   const bool is_banded =
@@ -116,8 +117,8 @@ inline void classify_strip(MapRow& of, int64_t key_begin, int64_t num_keys, cons
     strip.any[n] = strip.seen[n] = 0;
     strip.all[n] = ~uint64_t{0};
   }
-  if (rows != nullptr) {
-    add_columns(of, *rows, key_begin, static_cast<int>(num_keys), is_banded, strip);
+  if (distinct != nullptr) {
+    add_columns(of, *distinct, key_begin, static_cast<int>(num_keys), is_banded, strip);
   } else {
     add_rows(of, key_begin, num_keys, is_banded, strip);
   }
@@ -145,29 +146,31 @@ inline void for_each_range(const MapRow& of, Use&& use) {
 
 // Classifies the tiles of neighbouring query tiles. By columns a word of keys goes through all of them before the next
 // one: their bytes of a key lie side by side, and those of the next key far away.
-inline void classify_tiles(MapRow* rows, int num_rows) {
-  if (num_rows == 0) return;
-  const core::AttentionArguments& p = *rows[0].query_tile.arguments;
+inline void classify_tiles(MapRow* map_rows, int num_map_rows) {
+  if (num_map_rows == 0) return;
+  const core::AttentionArguments& p = *map_rows[0].query_tile.arguments;
   if (masks_by_columns(p).empty()) {
     constexpr int64_t kStrip = 64 * kStripWords;
-    for (int row = 0; row < num_rows; ++row) {
-      for_each_range(rows[row], [&](int64_t begin, int64_t end) {
-        for (; begin < end; begin += kStrip) classify_strip(rows[row], begin, std::min(end - begin, kStrip), nullptr);
+    for (int row = 0; row < num_map_rows; ++row) {
+      for_each_range(map_rows[row], [&](int64_t begin, int64_t end) {
+        for (; begin < end; begin += kStrip)
+          classify_strip(map_rows[row], begin, std::min(end - begin, kStrip), nullptr);
       });
     }
     return;
   }
   DistinctRows distinct[kMostMapRows];
   int64_t keys_end = 0;
-  for (int row = 0; row < num_rows; ++row) {
-    find_distinct_rows(rows[row].query_tile, rows[row].query_tile.num_rows, distinct[row]);
-    const int64_t len_kv = rows[row].query_tile.sequence->len_kv;
+  for (int row = 0; row < num_map_rows; ++row) {
+    find_distinct_rows(map_rows[row].query_tile, map_rows[row].query_tile.num_rows, distinct[row]);
+    const int64_t len_kv = map_rows[row].query_tile.sequence->len_kv;
     keys_end = len_kv > keys_end ? len_kv : keys_end;
   }
   for (int64_t key = 0; key < keys_end; key += 64) {
-    for (int row = 0; row < num_rows; ++row) {
-      for_each_range(rows[row], [&](int64_t begin, int64_t end) {
-        if (begin <= key && key < end) classify_strip(rows[row], key, std::min<int64_t>(end - key, 64), distinct + row);
+    for (int row = 0; row < num_map_rows; ++row) {
+      for_each_range(map_rows[row], [&](int64_t begin, int64_t end) {
+        if (begin <= key && key < end)
+          classify_strip(map_rows[row], key, std::min<int64_t>(end - key, 64), distinct + row);
       });
     }
   }

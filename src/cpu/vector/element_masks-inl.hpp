@@ -108,10 +108,10 @@ HWY_INLINE void and_blocks(const std::byte* entry, int64_t stride, int64_t block
 
 // What the words of a row follow from, besides the keys: equal for rows that see the same.
 struct RowMasks {
-  int64_t dense = 0;     // elements before the row's first
-  int64_t blocks = 0;    // likewise
-  int64_t draft = 0;     // the query
-  int32_t document = 0;  // its id
+  int64_t dense;     // elements before the row's first
+  int64_t blocks;    // likewise
+  int64_t draft;     // the query
+  int32_t document;  // its id
   bool operator==(const RowMasks&) const = default;
 };
 
@@ -119,7 +119,7 @@ inline RowMasks masks_of_row(const QueryTile& query_tile, int row) {
   const core::AttentionArguments& p = *query_tile.arguments;
   const core::Sequence& s = *query_tile.sequence;
   const int64_t query = query_tile.query[row], head = query_tile.head[row];
-  RowMasks of;
+  RowMasks of = {};
   if (p.features.has(core::Feature::dense_mask)) of.dense = p.dense_mask.index(s.batch_idx, head, query, 0);
   if (p.features.has(core::Feature::block_map)) of.blocks = p.block_map.index(s.batch_idx, head, query / p.block_q, 0);
   if (p.features.has(core::Feature::draft_mask)) of.draft = query;
@@ -199,90 +199,98 @@ inline void transpose_bits(uint64_t* words) {
   }
 }
 
-// Into L2, for the call after this one: keys lie so far apart that in L1 most of 64 would share a set. `bytes`: at most
-// 64, which may lie past the mask's end.
+// Into L2: keys lie so far apart that in L1 most of 64 would share a set. `bytes`: at most 64, which may lie past the
+// mask's end.
 HWY_INLINE void prefetch_column(const uint8_t* column, int bytes) {
   __builtin_prefetch(column, 0, 2);
   __builtin_prefetch(column + bytes - 1, 0, 2);
 }
 
 // columns[key] &= bits of `count` rows, which begin at data + rows[row], of at most 64 keys. Elements are as in
-// and_elements().
+// and_elements(). Where these are 64 keys, the bytes of the next 64 are prefetched.
 inline void and_columns(const uint8_t* data, int64_t stride, int64_t element_keys, int64_t skipped, const int64_t* rows,
                         int count, int num_keys, uint64_t* columns) {
-  bool lie_together = count >= 16;
-  for (int row = 1; row < count; ++row) lie_together = lie_together && rows[row] == rows[0] + row;
+  bool are_neighbours = true;
+  for (int row = 1; row < count; ++row) are_neighbours = are_neighbours && rows[row] == rows[0] + row;
+  const int64_t next = 64 / element_keys * stride;
   for (int key = 0; key < num_keys; data += stride, skipped = 0) {
-    const uint64_t column = !lie_together ? bits_of_rows(data, rows, count)
-                            : count < 32  ? bits_of_bytes<16>(data + rows[0], count)
-                                          : bits_of_bytes<32>(data + rows[0], count);
-    if (lie_together && num_keys == 64) prefetch_column(data + 64 * stride + rows[0], count);
+    const uint64_t column = !are_neighbours || count < 4 ? bits_of_rows(data, rows, count)
+                            : count < 8                  ? bits_of_bytes<4>(data + rows[0], count)
+                            : count < 16                 ? bits_of_bytes<8>(data + rows[0], count)
+                            : count < 32                 ? bits_of_bytes<16>(data + rows[0], count)
+                                                         : bits_of_bytes<32>(data + rows[0], count);
+    if (are_neighbours && num_keys == 64) prefetch_column(data + next + rows[0], count);
     const int64_t end = key + element_keys - skipped;
     while (key < num_keys && key < end) columns[key++] &= column;
   }
 }
 
-// Rows of a query tile that may see what no other one sees. Neighbours often see the same.
+// The rows of a query tile without those that see the same as the row before: heads of a broadcast mask, queries of one
+// block or document.
 struct DistinctRows {
   RowMasks masks[kMaxQueryTileRows];
+  int count = 0;               // of masks
   int idx[kMaxQueryTileRows];  // of each row, in masks
-  int count = 0;
+  int num_rows = 0;
 };
 
-inline void find_distinct_rows(const QueryTile& query_tile, int lanes, DistinctRows& rows) {
-  for (int row = 0; row < lanes; ++row) {
+inline void find_distinct_rows(const QueryTile& query_tile, int num_rows, DistinctRows& distinct) {
+  distinct.count = 0;
+  distinct.num_rows = num_rows;
+  for (int row = 0; row < num_rows; ++row) {
     const RowMasks masks = masks_of_row(query_tile, row);
-    if (rows.count == 0 || masks != rows.masks[rows.count - 1]) rows.masks[rows.count++] = masks;
-    rows.idx[row] = rows.count - 1;
+    if (row == 0 || masks != distinct.masks[distinct.count - 1]) distinct.masks[distinct.count++] = masks;
+    distinct.idx[row] = distinct.count - 1;
   }
 }
 
 // columns[key] of at most 64 keys: a bit for each distinct row, by the masks that are read by columns.
-inline void read_columns(const QueryTile& query_tile, core::Features by_columns, const DistinctRows& rows,
+inline void read_columns(const QueryTile& query_tile, core::Features by_columns, const DistinctRows& distinct,
                          int64_t key_begin, int num_keys, uint64_t* columns) {
   const core::AttentionArguments& p = *query_tile.arguments;
   const int64_t slot = query_tile.sequence->slot_kv + key_begin;
-  std::fill_n(columns, num_keys, low_bits(rows.count));
+  std::fill_n(columns, num_keys, low_bits(distinct.count));
   int64_t begins[kMaxQueryTileRows];
   const auto data = [](const core::ScoreOperand& mask, int64_t idx) {
     return reinterpret_cast<const uint8_t*>(mask.data) + idx * mask.kv_stride;
   };
   if (by_columns.has(core::Feature::dense_mask)) {
-    for (int row = 0; row < rows.count; ++row) begins[row] = rows.masks[row].dense;
-    and_columns(data(p.dense_mask, slot), p.dense_mask.kv_stride, 1, 0, begins, rows.count, num_keys, columns);
+    for (int row = 0; row < distinct.count; ++row) begins[row] = distinct.masks[row].dense;
+    and_columns(data(p.dense_mask, slot), p.dense_mask.kv_stride, 1, 0, begins, distinct.count, num_keys, columns);
   }
   if (by_columns.has(core::Feature::block_map)) {
-    for (int row = 0; row < rows.count; ++row) begins[row] = rows.masks[row].blocks;
+    for (int row = 0; row < distinct.count; ++row) begins[row] = distinct.masks[row].blocks;
     and_columns(data(p.block_map, slot / p.block_kv), p.block_map.kv_stride, p.block_kv, slot % p.block_kv, begins,
-                rows.count, num_keys, columns);
+                distinct.count, num_keys, columns);
   }
 }
 
-// words[row] of at most 64 keys, for `lanes` rows.
-inline void words_of_rows(const QueryTile& query_tile, int lanes, int64_t key_begin, int num_keys, uint64_t* words) {
+// words[row] of at most 64 keys, for the rows that were told apart.
+inline void words_of_rows(const QueryTile& query_tile, const DistinctRows& distinct, int64_t key_begin, int num_keys,
+                          uint64_t* words) {
   const core::AttentionArguments& p = *query_tile.arguments;
   const core::Features by_columns = masks_by_columns(p);
   const core::Features by_rows = p.features.without(by_columns);
-  DistinctRows rows;
-  find_distinct_rows(query_tile, lanes, rows);
-  uint64_t distinct[kMaxQueryTileRows];
-  for (int row = 0; row < rows.count; ++row) {
-    words_of_row(p, by_rows, *query_tile.sequence, rows.masks[row], key_begin, num_keys, distinct + row);
+  uint64_t of_distinct[kMaxQueryTileRows];
+  for (int row = 0; row < distinct.count; ++row) {
+    words_of_row(p, by_rows, *query_tile.sequence, distinct.masks[row], key_begin, num_keys, of_distinct + row);
   }
   if (!by_columns.empty()) {
     uint64_t columns[64] = {};
-    read_columns(query_tile, by_columns, rows, key_begin, num_keys, columns);
+    read_columns(query_tile, by_columns, distinct, key_begin, num_keys, columns);
     transpose_bits(columns);
-    for (int row = 0; row < rows.count; ++row) distinct[row] &= columns[row];
+    for (int row = 0; row < distinct.count; ++row) of_distinct[row] &= columns[row];
   }
-  for (int row = 0; row < lanes; ++row) words[row] = distinct[rows.idx[row]];
+  for (int row = 0; row < distinct.num_rows; ++row) words[row] = of_distinct[distinct.idx[row]];
 }
 
 // The class of at most 64 keys.
 inline TileClass classify_tile(const QueryTile& query_tile, int64_t key_begin, int num_keys) {
   if (!query_tile.arguments->features.has_any(core::kElementMasks)) return TileClass::full;
+  DistinctRows distinct;
+  find_distinct_rows(query_tile, query_tile.num_rows, distinct);
   uint64_t words[kMaxQueryTileRows];
-  words_of_rows(query_tile, query_tile.num_rows, key_begin, num_keys, words);
+  words_of_rows(query_tile, distinct, key_begin, num_keys, words);
   uint64_t any = 0, all = ~uint64_t{0};
   for (int row = 0; row < query_tile.num_rows; ++row) {
     any |= words[row];
@@ -298,7 +306,9 @@ void apply_element_masks(const QueryTile& query_tile, int lanes, Real* scores, i
   using Word = hwy::MakeUnsigned<Real>;
   alignas(64) uint64_t words[kMaxQueryTileRows];
   alignas(64) Word of_lanes[kMaxQueryTileRows];
-  words_of_rows(query_tile, lanes, key_begin, num_keys, words);
+  DistinctRows distinct;
+  find_distinct_rows(query_tile, lanes, distinct);
+  words_of_rows(query_tile, distinct, key_begin, num_keys, words);
   const Tag<Real> d;
   const hn::RebindToUnsigned<Tag<Real>> du;
   const Vec<Real> hidden = hn::Set(d, -std::numeric_limits<Real>::infinity());

@@ -19,12 +19,12 @@ struct ExpectedError {
   const char* message;  // part of the message
 };
 
-// By operand.
+// By subject.
 std::span<const ExpectedError> tensor_errors();
 std::span<const ExpectedError> length_errors();
 std::span<const ExpectedError> mask_errors();
 std::span<const ExpectedError> score_errors();
-std::span<const ExpectedError> schedule_errors();
+std::span<const ExpectedError> execution_errors();
 
 inline constexpr auto kInvalid = ts::ErrorCode::invalid_argument;
 inline constexpr auto kUnsupported = ts::ErrorCode::unsupported;

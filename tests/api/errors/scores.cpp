@@ -1,4 +1,4 @@
-// Errors of what changes scores: scale, softcap, dropout, bias, slopes, sinks and the caller's code.
+// Errors of what changes scores: scale, softcap, dropout, bias, slopes, sinks and score_mod.
 #include <cmath>
 #include <span>
 

@@ -52,6 +52,6 @@ const ExpectedError kErrors[] = {
 
 }  // namespace
 
-std::span<const ExpectedError> schedule_errors() { return kErrors; }
+std::span<const ExpectedError> execution_errors() { return kErrors; }
 
 }  // namespace tessella::tests
