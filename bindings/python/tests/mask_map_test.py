@@ -16,6 +16,14 @@ def test_on_a_cpu_there_is_nothing_to_make():
     assert tessella.mask_map(*operands(), mask) is mask
 
 
+def test_tensors_of_a_training_step_require_grad():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(array).requires_grad_() for array in operands())
+    bias = torch.zeros(SEQLEN, SEQLEN, requires_grad=True)
+    mask = tessella.dense(torch.ones(SEQLEN, SEQLEN, dtype=torch.bool))
+    assert tessella.mask_map(q, k, v, mask, bias=bias) is mask
+
+
 PREFIX = np.zeros(BATCH, np.int32)
 
 
