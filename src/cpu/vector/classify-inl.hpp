@@ -104,8 +104,8 @@ inline void add_columns(const MapRow& of, const DistinctRows& distinct, int64_t 
   strip.all[0] &= all;
 }
 
-// The classes of the tiles of a strip, keys [key_begin, key_begin + num_keys). distinct: where masks
-// are read by columns, else null.
+// The classes of the tiles of a strip, keys [key_begin, key_begin + num_keys). distinct: null unless masks are read by
+// columns.
 inline void classify_strip(MapRow& of, int64_t key_begin, int64_t num_keys, const DistinctRows* distinct) {
   const QueryTile& query_tile = of.query_tile;
   // Where the band shows all, or where it is not looked at, seen is any.
