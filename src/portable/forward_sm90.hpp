@@ -57,6 +57,7 @@ inline constexpr int32_t kWarpRows = 16;       // of a warp, and of a box of out
 inline constexpr int32_t kSwizzleRows = 8;     // after which the swizzle repeats: what boxes begin at multiples of
 inline constexpr int32_t kSummaryBytes = 16;   // a loader's summary of a tile
 inline constexpr int32_t kBarrierBytes = 16;   // of a slot or stage: when full, when empty
+inline constexpr int32_t kQueryTileFills = 3;  // of a slot of query tiles, each with a barrier; one more when empty
 inline constexpr int32_t kHopperSharedBytes = 227 * 1024;
 inline constexpr int32_t kHopperLongest = 1 << 29;  // queries or keys: sums of three fit in 32 bits
 
@@ -88,8 +89,8 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardSm90Config& c) {
     layout.summaries_at = layout.bounds_at + layout.query_tile_slots * c.tile_q * 8;
     layout.barriers_at = layout.summaries_at;
     if (c.score.mask == MaskLevel::bits) layout.barriers_at += (layout.k_stages + layout.v_stages) * kSummaryBytes;
-    layout.bytes = layout.barriers_at + kBarrierBytes * (3 * layout.query_tile_slots + warpgroups * layout.q_slots +
-                                                         layout.k_stages + layout.v_stages);
+    layout.bytes = layout.barriers_at + (kQueryTileFills + 1) * 8 * layout.query_tile_slots +
+                   kBarrierBytes * (warpgroups * layout.q_slots + layout.k_stages + layout.v_stages);
     return layout.bytes <= kHopperSharedBytes;
   };
   const auto grow = [&](int32_t& slots, int32_t most) {

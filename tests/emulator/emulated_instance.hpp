@@ -25,14 +25,11 @@ void run_instance(void (*kernel)(Params), const cuda::Step& step, const cuda::La
   if (launch.parameters.bytes() != sizeof(Params)) throw std::logic_error("takes other parameters");
   const auto& params = *static_cast<const Params*>(launch.parameters.data());
   const auto& [x, y, z] = launch.grid;
-  // Blocks that wait for each other run in pairs, as those of a cluster do, and pairs for those before them.
-  const bool take_turns = step.program.expression.find("::backward_sm80<") != std::string::npos ||
-                          step.program.expression.find("::backward_sm90<") != std::string::npos;
-  // forward_sm90's blocks take tiles by a counter: which block has which depends on the grid's order, which they keep.
-  const bool keeps_order = take_turns || step.program.expression.find("::forward_sm90<") != std::string::npos;
+  // Blocks that wait for others run in pairs, as those of a cluster do. Pairs start in any order: what a block works on
+  // is decided when it starts, so it waits for none that comes behind it.
+  const unsigned together = step.blocks_wait && x % 2 == 0 ? 2 : step.cluster;
   emulator::launch(
-      {x, y, z}, step.threads, static_cast<size_t>(step.shared_bytes), seed, [&] { kernel(params); },
-      take_turns && x % 2 == 0 ? 2 : step.cluster, keeps_order ? emulator::Order::of_grid : emulator::Order::of_seed);
+      {x, y, z}, step.threads, static_cast<size_t>(step.shared_bytes), seed, [&] { kernel(params); }, together);
 }
 
 }  // namespace tessella::tests

@@ -35,6 +35,22 @@ using Groups = std::deque<Group>;  // the last one is open
 constexpr size_t kStackBytes = size_t{256} << 10;
 constexpr unsigned kLanes = 32, kWarpgroup = 128;
 
+// Of every barrier in shared memory, by its index: how many of its phases have ended, as far as somebody knows.
+class Phases {
+ public:
+  uint32_t& of(size_t barrier) {
+    if (barrier >= ended_.size()) ended_.resize(barrier + 1);
+    return ended_[barrier];
+  }
+  void learn(const Phases& from) {
+    if (from.ended_.size() > ended_.size()) ended_.resize(from.ended_.size());
+    for (size_t i = 0; i < from.ended_.size(); ++i) ended_[i] = std::max(ended_[i], from.ended_[i]);
+  }
+
+ private:
+  std::vector<uint32_t> ended_;
+};
+
 struct Fiber {
   ucontext_t context;
   std::unique_ptr<std::byte[]> stack;
@@ -43,6 +59,8 @@ struct Fiber {
   std::function<bool()> ready;                           // empty: it may run
   Groups groups[3] = {Groups(1), Groups(1), Groups(1)};  // by Work
   std::vector<std::pair<size_t, size_t>> stores;         // not fenced: where in `shared`, bytes
+  Phases known;                                          // by its own waits, and of those whose arrivals it has seen
+  bool has_acquired = false;                             // in memory, with no fence_async_memory() since
   uint64_t cluster_phase = 0;                            // in which it arrived
   uint64_t votes = 1;                                    // of the block
   uint64_t path = 0;                                     // hash of the sites that as_warpgroup() named
@@ -52,6 +70,7 @@ struct Fiber {
 // Of a warp: what its lanes give each other, for this exchange and the one before.
 struct Warp {
   Given given[2][kLanes];
+  Phases known[2];
   unsigned num_given = 0;
   uint64_t exchanges = 0;
 };
@@ -62,19 +81,25 @@ struct Vote {
   bool any[2] = {false, false};
 };
 
+// known: by those who have arrived, and by those of the phases that have ended.
 struct NamedBarrier {
   int arrived = 0;
   uint64_t phases = 0;
+  Phases known[2];
 };
 
 struct Barrier {
+  size_t idx = 0;
   uint32_t count = 0, pending = 0;
   int64_t bytes = 0;  // expected and not yet there
-  uint32_t parity = 0;
+  uint32_t phases = 0;
+  Phases known[2];
+  uint32_t parity() const { return phases % 2; }
   void end_phase() {
     if (pending != 0 || bytes != 0) return;
     pending = count;
-    parity ^= 1;
+    known[0].of(idx) = ++phases;
+    known[1] = known[0];
   }
 };
 
@@ -156,12 +181,15 @@ class Cluster {
     Warp& warp = warps_[warp_of(*running_)];
     const uint64_t mine_is = warp.exchanges;
     warp.given[mine_is % 2][thread % kLanes] = mine;
+    Phases& known = warp.known[mine_is % 2];
+    known.learn(running_->known);
     if (++warp.num_given == kLanes) {
       warp.num_given = 0;
       ++warp.exchanges;
     } else {
       wait_until([&warp, mine_is] { return warp.exchanges != mine_is; });
     }
+    running_->known.learn(known);
     return warp.given[mine_is % 2];
   }
 
@@ -176,6 +204,19 @@ class Cluster {
   }
   void wait_for_cluster() {
     wait_until([this, phase = running_->cluster_phase] { return of_all_.phases != phase; });
+    running_->known.learn(of_all_.known[1]);
+  }
+  // A parity tells neighbouring phases apart, not a phase from the one after the next: who waits for a phase must know
+  // that the one before it has ended, or the wait may return before its time.
+  void wait(Barrier& barrier, uint32_t parity) {
+    wait_until([&barrier, parity] { return barrier.parity() != parity; });
+    const uint32_t known = running_->known.of(barrier.idx);
+    if (barrier.phases > known + 1) {
+      throw std::logic_error("thread " + std::to_string(running_->thread_idx.x) + " waits for phase " +
+                             std::to_string(barrier.phases - 1) + " of barrier " + std::to_string(barrier.idx) +
+                             " and knows of " + std::to_string(known) + " phases");
+    }
+    running_->known.learn(barrier.known[1]);
   }
   bool block_or(bool mine) {
     Vote& vote = votes_[running_->block];
@@ -231,11 +272,15 @@ class Cluster {
 
   void meet(NamedBarrier& of, int threads, bool waits) {
     const uint64_t phase = of.phases;
+    of.known[0].learn(running_->known);
     if (++of.arrived == threads) {
       of.arrived = 0;
       ++of.phases;
+      of.known[1] = of.known[0];
     }
-    if (waits) wait_until([&of, phase] { return of.phases != phase; });
+    if (!waits) return;
+    wait_until([&of, phase] { return of.phases != phase; });
+    running_->known.learn(of.known[1]);
   }
 
   // Mostly one warp is far behind the others: it goes on only when they cannot.
@@ -335,9 +380,15 @@ void fence_async() {
   for (const auto& [offset, bytes] : stores) std::memcpy(g_async + offset, shared + offset, bytes);
   stores.clear();
 }
-void fence_async(uint32_t address, uint32_t bytes) {
+void fence_async_memory(uint32_t address, uint32_t bytes) {
   const size_t offset = offset_of(address);
   std::memcpy(g_async + offset, shared + offset, bytes);
+  g_cluster->running_->has_acquired = false;
+}
+void note_acquire() { g_cluster->running_->has_acquired = true; }
+void check_async_memory() {
+  if (!g_cluster->running_->has_acquired) return;
+  throw std::logic_error("the copy engine writes memory behind an acquire without fence_async_memory()");
 }
 void receive(uint32_t address, const void* from, size_t bytes) {
   if (g_cluster->has_ended(address)) throw std::logic_error("bytes for a block that has ended");
@@ -368,17 +419,15 @@ Index block_idx() { return g_cluster->block_idx(); }
 const Index& grid_dim() { return g_cluster->grid_; }
 
 void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, const std::function<void()>& body,
-            unsigned cluster, Order order) {
+            unsigned cluster) {
   if (shared_bytes > kMaxShared) throw std::out_of_range("shared memory");
   if (cluster > kMaxCluster || grid.x % cluster != 0) throw std::invalid_argument("cluster");
   const int poison = seed % 2 == 1 ? 0xFF : 0x3C;  // NaN or hundredths; as an index it leads nowhere
   const unsigned of_row = grid.x / cluster;
   std::vector<unsigned> clusters(size_t{of_row} * grid.y * grid.z);
   std::iota(clusters.begin(), clusters.end(), 0u);
-  if (order == Order::of_seed) {
-    std::mt19937_64 random(seed);
-    for (size_t last = clusters.size(); last > 1; --last) std::swap(clusters[last - 1], clusters[random() % last]);
-  }
+  std::mt19937_64 random(seed);
+  for (size_t last = clusters.size(); last > 1; --last) std::swap(clusters[last - 1], clusters[random() % last]);
   for (const unsigned idx : clusters) {
     const unsigned x = idx % of_row * cluster, row = idx / of_row;
     std::memset(shared, poison, kMaxShared * cluster);
@@ -424,12 +473,14 @@ void wait_for_cluster() { g_cluster->wait_for_cluster(); }
 bool block_or(bool mine) { return g_cluster->block_or(mine); }
 
 void init_barrier(uint32_t address, uint32_t count) {
-  g_cluster->barriers_[address] = {.count = count, .pending = count};
+  const size_t idx = g_cluster->barriers_.size();
+  g_cluster->barriers_[address] = {.idx = idx, .count = count, .pending = count};
 }
 void arrive(uint32_t address, uint32_t expected_bytes) {
   if (g_cluster->has_ended(address)) throw std::logic_error("arrival at a block that has ended");
   Barrier& barrier = g_cluster->barriers_.at(address);
   if (barrier.pending == 0) throw std::logic_error("one arrival too many");
+  barrier.known[0].learn(g_cluster->running_->known);
   barrier.bytes += expected_bytes;
   --barrier.pending;
   barrier.end_phase();
@@ -442,8 +493,7 @@ void complete_bytes(uint32_t address, uint32_t bytes) {
 }
 void wait(uint32_t address, uint32_t parity) {
   at(address, 8);  // its own block's
-  const Barrier& barrier = g_cluster->barriers_.at(address);
-  wait_until([&barrier, parity] { return barrier.parity != parity; });
+  g_cluster->wait(g_cluster->barriers_.at(address), parity);
 }
 
 }  // namespace tessella::emulator

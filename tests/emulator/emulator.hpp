@@ -40,13 +40,11 @@ const Index& thread_idx();
 Index block_idx();
 const Index& grid_dim();
 
-// In which clusters run, one after the other: one that waits for another must come behind it.
-enum class Order { of_seed, of_grid };
-
-// Runs body() as every thread of every block, the blocks of a cluster together. grid.x: a multiple of `cluster`.
-// shared_bytes: of a block's dynamic shared memory, poisoned before. Throws what a thread throws, and Deadlock.
+// Runs body() as every thread of every block, the blocks of a cluster together, clusters one after the other in an
+// order of the seed. grid.x: a multiple of `cluster`. shared_bytes: of a block's dynamic shared memory, poisoned
+// before. Throws what a thread throws, and Deadlock.
 void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, const std::function<void()>& body,
-            unsigned cluster = 1, Order order = Order::of_seed);
+            unsigned cluster = 1);
 
 // Dynamic shared memory. As on a GPU its addresses begin behind 1024 bytes of the system's, and above the bits of a
 // offset in a block they hold which block of its cluster it is.
@@ -72,7 +70,11 @@ void store(uint32_t address, const T& value) {
   store_bytes(address, &value, sizeof value);
 }
 void fence_async();
-void fence_async(uint32_t address, uint32_t bytes);  // of all threads' stores there
+// Of all threads' stores there, and of global memory, which has two proxies too: behind note_acquire(), by which a
+// thread has seen what another block wrote, check_async_memory() throws until then.
+void fence_async_memory(uint32_t address, uint32_t bytes);
+void note_acquire();
+void check_async_memory();
 // What another block of the cluster has sent lands, as a thread's store. Throws std::logic_error where that block has
 // ended.
 void receive(uint32_t address, const void* from, size_t bytes);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda/device/ptx/barrier.hpp"
+#include "cuda/device/ptx/global.hpp"
 #include "cuda/device/ptx/shared.hpp"
 #include "cuda/device/ptx/tensor_copy.hpp"
 #include "cuda/device/ptx/wgmma.hpp"
@@ -44,18 +45,15 @@ TEST(Emulator, VotesAndShufflesWithinWarps) {
   for (unsigned i = 0; i < 64; ++i) EXPECT_EQ(sums[i], i < 32 ? 496 : -(496 + 32 * 32));
 }
 
-// Any cluster may be the last; in the order of the grid none comes before those that it may wait for.
+// Any cluster may be the last.
 TEST(Emulator, ClustersRunInAnOrderOfTheSeed) {
   std::vector<bool> was_last(4, false);
   for (uint64_t seed = 1; seed <= 40; ++seed) {
-    for (const Order order : {Order::of_seed, Order::of_grid}) {
-      std::vector<unsigned> blocks;
-      launch(
-          {4, 2, 1}, 1, 0, seed, [&] { blocks.push_back(blockIdx.y * 4 + blockIdx.x); }, 2, order);
-      ASSERT_EQ(blocks.size(), 8u);
-      if (order == Order::of_seed) was_last[blocks.back() / 2] = true;
-      for (size_t i = 0; order == Order::of_grid && i < blocks.size(); ++i) EXPECT_EQ(blocks[i] / 2, i / 2);
-    }
+    std::vector<unsigned> blocks;
+    launch(
+        {4, 2, 1}, 1, 0, seed, [&] { blocks.push_back(blockIdx.y * 4 + blockIdx.x); }, 2);
+    ASSERT_EQ(blocks.size(), 8u);
+    was_last[blocks.back() / 2] = true;
   }
   EXPECT_EQ(was_last, std::vector<bool>(4, true));
 }
@@ -85,6 +83,28 @@ TEST(Emulator, AnArrivalTooManyIsAnError) {
   };
   EXPECT_NO_THROW(run(1));
   EXPECT_THROW(run(2), std::logic_error);
+}
+
+// The second warp waits for the second phase, whose parity tells it from the first one and not from none. It may know
+// of the first by a wait of its own, or by a meeting with those who waited.
+TEST(Emulator, AWaitThatSkipsAPhaseIsAnError) {
+  enum class Knows { nothing, by_its_wait, by_a_meeting };
+  const auto run = [](Knows knows) {
+    for (uint64_t seed = 0; seed < 32; ++seed) {
+      launch({1, 1, 1}, 64, 64, seed, [&] {
+        if (threadIdx.x == 0) init_barrier(kBarrier, 1);
+        __syncthreads();
+        if (threadIdx.x == 0) arrive(kBarrier, 0);
+        if (threadIdx.x < 32 || knows == Knows::by_its_wait) wait(kBarrier, 0);
+        if (knows != Knows::nothing) __syncthreads();
+        if (threadIdx.x == 0) arrive(kBarrier, 0);
+        wait(kBarrier, 1);
+      });
+    }
+  };
+  EXPECT_NO_THROW(run(Knows::by_its_wait));
+  EXPECT_NO_THROW(run(Knows::by_a_meeting));
+  EXPECT_THROW(run(Knows::nothing), std::logic_error);
 }
 
 // A copy that nobody waits for has landed in some orders and not in others.
@@ -256,6 +276,25 @@ TEST(Emulator, ACopyOverWhatIsNotFencedIsAnError) {
     EXPECT_THROW(run(stores, Fence::none), std::logic_error);
     EXPECT_THROW(run(stores, Fence::of_another), std::logic_error);
   }
+}
+
+// A fence of shared memory does not order what a thread has acquired in global memory.
+TEST(Emulator, ACopyToMemoryBehindAnAcquireWantsItsFence) {
+  const auto run = [](bool fences) {
+    float sums[64] = {};
+    const uint32_t turn = 1;
+    launch({1, 1, 1}, 1, 16384, 1, [&] {
+      for (uint32_t i = 0; i < 256; i += 4) device::ptx::store_word(kPanel + i, 0);
+      device::ptx::acquire(&turn, ~0u, 1);
+      device::ptx::fence_async();
+      if (fences) device::ptx::fence_async_memory(kPanel, 256);
+      device::ptx::add_floats(sums, kPanel, 256);
+      device::ptx::commit_boxes();
+      device::ptx::wait_boxes_written();
+    });
+  };
+  EXPECT_NO_THROW(run(true));
+  EXPECT_THROW(run(false), std::logic_error);
 }
 
 // Stores of the same bytes are none, and one warpgroup's fence serves what all of them store.

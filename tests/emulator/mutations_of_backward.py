@@ -46,8 +46,18 @@ MUTATIONS = [
     Mutation(
         "sm90_dq_fence",
         "block_backward_sm90.hpp",
-        "ptx::fence_async(s_dq(sums), kLayout.dq_bytes);",
+        "ptx::fence_async_memory(s_dq(sums), kLayout.dq_bytes);",
         "",
+        "Turns",
+        BACKWARD_SM90,
+    ),
+    Mutation(
+        "sm90_turn_fence",
+        "block_backward_sm90.hpp",
+        "if (takes_turns) now = ptx::acquire(turn, ~portable::kHasSums, static_cast<uint32_t>(key_tile)); "
+        "sums.wait_full(); ptx::fence_async_memory(s_dq(sums), kLayout.dq_bytes);",
+        "sums.wait_full(); ptx::fence_async_memory(s_dq(sums), kLayout.dq_bytes); "
+        "if (takes_turns) now = ptx::acquire(turn, ~portable::kHasSums, static_cast<uint32_t>(key_tile));",
         "Turns",
         BACKWARD_SM90,
     ),

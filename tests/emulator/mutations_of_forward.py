@@ -1,6 +1,6 @@
 """Mutations of forward_sm90 and what it shares."""
 
-from mutation import Mutation
+from mutation import SHORT_ROWS, Mutation
 
 MUTATIONS = [
     Mutation(
@@ -153,23 +153,38 @@ MUTATIONS = [
     Mutation(
         "ended_store",
         "forward_sm90.hpp",
-        "release_slot(q.previous().at(at.previous_row_group()));",
+        "release_slot(q.previous());",
         "",
         "ManyTiles",
     ),
     Mutation(
         "stored_rows",
         "forward_sm90.hpp",
-        "release_slot(q.previous().at(at.previous_row_group()));",
-        "release_slot(q.previous().at(at.row_group));",
+        "release_slot(q.previous());",
+        "release_slot(q);",
         "SkippedTiles",
     ),
     Mutation(
         "row_group",
-        "lane_sm90.hpp",
-        "row_group < kWarpgroups - 1 ? row_group + 1 : 0;",
-        "row_group < kWarpgroups - 1 ? row_group + 1 : row_group;",
+        "forward_sm90.hpp",
+        "at.row_group = Block::next_row_group(at.row_group);",
+        "",
         "SkippedTiles",
+    ),
+    Mutation(
+        "skipped_keys_wait",
+        "forward_sm90.hpp",
+        "k.wait_full(); release(k); v.wait_full(); release(v);",
+        "release(k); v.wait_full(); release(v);",
+        "SkippedTiles",
+    ),
+    Mutation(
+        "idle_queries_wait",
+        "forward_sm90.hpp",
+        "q.wait_full(); if (!kKeepsQ) release_q();",
+        "if (!kKeepsQ) release_q();",
+        "OneKeyTile",
+        SHORT_ROWS,
     ),
     Mutation(
         "last_of_map",

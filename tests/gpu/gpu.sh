@@ -7,8 +7,8 @@
 #   sanitizer  hostile tables, odd sizes and random cases under compute-sanitizer, if it is there
 #
 # All of them where none is named. KERNEL=cuda.forward_sm90 takes that kernel's tests alone. A test may take
-# SECONDS_A_TEST (300); TESSELLA_TEST_REPEATS (1000) is how often backward must give the same bits. Output of what fails is
-# printed; the last line is "N passed, N failed".
+# SECONDS_A_TEST (300); TESSELLA_TEST_REPEATS (1000) is how often backward must give the same bits, TESSELLA_TEST_CALLS
+# (100000) how often forward must, under load. Output of what fails is printed; the last line is "N passed, N failed".
 set -uo pipefail
 folder=$(cd "${1:?usage: gpu.sh FOLDER [suites|random|examples|sanitizer]...}" && pwd) || exit 2
 shift
@@ -45,7 +45,7 @@ count() { # count NAME STATUS LOG
 gpu_tests() {
   local suite at
   for suite in api_test append_test backward_test batch_invariant_test forward_test gpu_api_test gpu_append_test \
-    gpu_backward_test gpu_decode_test gpu_launch_test gpu_schedule_test gpu_test hostile_test leftpad_test \
+    gpu_backward_test gpu_decode_test gpu_launch_test gpu_schedule_test gpu_stress_test gpu_test hostile_test leftpad_test \
     mean_weight_test merge_test nan_test quantized_test errors_test score_size_test sharing_test; do
     at=$(program "$suite") || { echo "missing $suite"; continue; }
     "$at" --gtest_list_tests | awk -v at="$at" -v kernel="${KERNEL//./_}" '

@@ -252,6 +252,7 @@ Recipe backward_sm80_recipe(const core::Shape& shape, const DeviceInfo& device) 
                              c.in_order ? "order, " : "any order, ", shared_bytes(c), " bytes of shared memory")};
   add_steps_before(recipe, bounds, c, user);
   recipe.steps.push_back(tile_step("backward_sm80.hpp", "backward_sm80", c, user, key_blocks));
+  recipe.steps.back().blocks_wait = true;
   if (bounds.operands[Name::dq].dtype != core::DType::none) {
     recipe.steps.push_back(row_step("backward_dq", c, c.num_warps * 32, 0, dq_blocks));
   }

@@ -103,10 +103,12 @@ int64_t key_blocks(const AttentionArguments& p, const BackwardSm90Config& c) {
 
 // The kernel of all gradients.
 Step main_step(const BackwardSm90Config& c, const std::string& user) {
-  return tile_step("backward_sm90.hpp", "backward_sm90", c, user, portable::layout(c).bytes,
-                   [](const AttentionArguments& p, const BackwardSm90Config& of) {
-                     return wants(p, Name::dq) || wants(p, Name::dk) || wants(p, Name::dv) ? key_blocks(p, of) : 0;
-                   });
+  Step step = tile_step("backward_sm90.hpp", "backward_sm90", c, user, portable::layout(c).bytes,
+                        [](const AttentionArguments& p, const BackwardSm90Config& of) {
+                          return wants(p, Name::dq) || wants(p, Name::dk) || wants(p, Name::dv) ? key_blocks(p, of) : 0;
+                        });
+  step.blocks_wait = true;
+  return step;
 }
 // A block a query tile, behind it.
 Step store_dq_step(const BackwardSm90Config& c) {

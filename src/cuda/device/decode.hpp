@@ -40,7 +40,7 @@ struct Decode : DecodeSoftmax<C> {
   using Block = BlockDecode<C>;
   using States = DecodeStates<C>;
   using Softmax = DecodeSoftmax<C>;
-  using Block::p, Block::thread, Block::lane, Block::warp, Block::rank, Block::phase, Block::kThreads, Block::kBlocks,
+  using Block::p, Block::thread, Block::lane, Block::warp, Block::rank, Block::sent, Block::kThreads, Block::kBlocks,
       Block::kScoreBlocks, Block::kTiles, Block::kGroupTiles, Block::kTileWarps, Block::kPieces, Block::kGroupWarps,
       Block::kOwnPieces, Block::kOwnChunks, Block::kQuads, Block::kSteps, Block::kAreProducts, Block::kStrideBytes,
       Block::kStrideElements, Block::kHasPower, Block::E, Block::row_infos, Block::maxima, Block::tile,
@@ -277,8 +277,7 @@ struct Decode : DecodeSoftmax<C> {
       if (is_cluster) {
         ptx::wait_for_cluster();
         send_state();
-        ptx::wait_for_sent(barrier(), phase);
-        phase ^= 1;
+        sent.wait(barrier());
       }
     }
     // Runs once, or twice in the last of a unit's clusters: first to leave its own state, then to merge all.

@@ -66,7 +66,7 @@ struct WarpgroupSm90 {
         p(of.p.forward),
         at(of),
         scores(of.p.forward),
-        q(of.q_barriers()),
+        q(of.q_barriers() + at.warpgroup * Block::QRing::kBytes),
         k(of.k_barriers()),
         v(of.v_barriers()) {}
 
@@ -92,14 +92,14 @@ struct WarpgroupSm90 {
     ring.advance();
   }
   __device__ __forceinline__ void release_q() {
-    release_slot(q.at(at.row_group));
+    release_slot(q);
     q.advance();
   }
 
   // Waits for the query tile's queries. A negative scale's sign is theirs from here on.
   __device__ __forceinline__ void take_q() {
-    q.at(at.row_group).wait_full();
-    const uint32_t s_q = block.s_q_of(q, at.row_group);
+    q.wait_full();
+    const uint32_t s_q = block.s_q_of(q, at.warpgroup);
     if (p.scale < 0) negate_q(s_q);
     if constexpr (kHoldsQ) {
       using Panel = Tile<Block::kRows, 64, 2>;
@@ -134,7 +134,7 @@ struct WarpgroupSm90 {
         Mma::template with_registers<ptx::Contiguous::summed>(s, queries[step], keys, step > 0);
       }
     } else {
-      const Operand of_q(block.s_q_of(q, at.row_group));
+      const Operand of_q(block.s_q_of(q, at.warpgroup));
       ptx::fence_registers();
 #pragma unroll
       for (int step = 0; step < kStepsQ; ++step) {
@@ -256,7 +256,7 @@ struct WarpgroupSm90 {
   // last one.
   __device__ __forceinline__ void send(const QueryTile& of) const {
     using Panel = Tile<Block::kRows, 64, 2>;
-    const uint32_t s_out = block.s_q_of(q, at.row_group);
+    const uint32_t s_out = block.s_q_of(q, at.warpgroup);
     const uint32_t s_row = s_out + Panel::offset(at.warp_row() + at.lane % 16, at.lane / 16);
 #pragma unroll
     for (int j = 0; j < kBlocksV; j += 2) {
@@ -302,13 +302,13 @@ struct WarpgroupSm90 {
     }
     if (kKeepsQ) q.advance();
     release(at.query_tiles);
-    at.row_group = at.next_row_group();
+    at.row_group = Block::next_row_group(at.row_group);
   }
   // had_one: whether there is a store to end.
   __device__ __forceinline__ void end_store(bool had_one) const {
     if (!kKeepsQ || !had_one) return;
     if (at.lane == 0) ptx::wait_boxes();
-    release_slot(q.previous().at(at.previous_row_group()));
+    release_slot(q.previous());
   }
 
   __device__ __forceinline__ void run() {
@@ -321,7 +321,7 @@ struct WarpgroupSm90 {
       float by[1][2];
       if (QueryTile::kSkips && computed.first >= computed.end) {
         end_store(had_one);
-        q.at(at.row_group).wait_full();
+        q.wait_full();
         if (!kKeepsQ) release_q();
         clear_output();
         write_lse(by);

@@ -60,6 +60,7 @@ struct Step {
   int shared_bytes = 0;       // dynamic, of a block
   int blocks_per_sm = 1;      // resident at once, by the kernel's launch bounds where it has some
   bool is_dependent = false;  // may start before the step before it ends (programmatic stream serialisation)
+  bool blocks_wait = false;   // for blocks that started before them
 
   // bounds: of the plan. arguments: of the run. at_once: this step's blocks that the GPU holds. Nothing leaves the step
   // out of the run. A run calls it each time: it must not allocate.

@@ -48,10 +48,13 @@ __device__ __forceinline__ void store_box(const portable::TensorMap& map, uint32
 }
 // Orders this thread's earlier stores to shared memory before later accesses by the copy engine and the matrix unit.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// The same for other threads' stores to these bytes, which a barrier has made visible to this thread: PTX wants a proxy
-// fence anywhere between store and copy (memory consistency model, causality order). It costs the storing warps
-// nothing.
-__device__ __forceinline__ void fence_async(uint32_t, uint32_t) { fence_async(); }
+// The same for other threads' stores to these bytes of shared memory, which a barrier has made visible to this thread,
+// and for global memory, whose words this thread has acquired: PTX wants a proxy fence anywhere between store and copy
+// (memory consistency model, causality order), and one that names shared memory orders nothing else. It costs the
+// storing warps nothing.
+__device__ __forceinline__ void fence_async_memory(uint32_t, uint32_t) {
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
 
 // Consecutive floats from shared memory: adds them to those in memory, or stores them. One thread calls it, after a
 // fence_async(). bytes: a multiple of 16.

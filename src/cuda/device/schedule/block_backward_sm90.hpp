@@ -16,10 +16,15 @@ struct BlockBackwardSm90 : KeyBlockSm90<C> {
   using typename Base::Head, typename Base::Keys, typename Base::Queries;
   // A second ring over query tiles, of dQ.
   using Sums = Ring<portable::kBackwardAdders>;
+  // The positions of an adder, which takes every kBackwardAdders-th query tile.
+  using AddedQueries = Ring<kLayout.stages, 1, portable::kBackwardAdders>;
+  using AddedSums = Ring<portable::kBackwardAdders, 1, portable::kBackwardAdders>;
 
   __device__ uint32_t sum_barriers() const { return Base::other_barriers(); }
   static_assert(kLayout.barriers_at + Keys::kBytes + Queries::kBytes + Sums::kBytes <= kLayout.bytes);
-  __device__ uint32_t s_dq(const Sums& at) const { return shared + kLayout.dq_at + at.offset(kLayout.dq_bytes); }
+  __device__ uint32_t s_dq(const typename Sums::Base& at) const {
+    return shared + kLayout.dq_at + at.offset(kLayout.dq_bytes);
+  }
   __device__ uint32_t s_d_scores(int buffer) const {
     return shared + kLayout.scores_at + buffer * (kTileQ * kTileKv * 2);
   }
@@ -35,9 +40,8 @@ struct BlockBackwardSm90 : KeyBlockSm90<C> {
   // waits for the block's turn at the tile, and behind it passes the turn on (takes_turns). One lane of a warp calls
   // it.
   __device__ __forceinline__ void add_dq(int adder, bool wants_dq, bool takes_turns) const {
-    Queries queries(query_barriers());
-    Sums sums(sum_barriers());
-    for (int i = 0; i < adder; ++i) advance(queries, sums);
+    AddedQueries queries(query_barriers(), adder);
+    AddedSums sums(sum_barriers(), adder);
 #pragma unroll 1
     for (;;) {
       queries.wait_full();
@@ -49,7 +53,7 @@ struct BlockBackwardSm90 : KeyBlockSm90<C> {
       uint32_t now = portable::kHasSums;
       if (takes_turns) now = ptx::acquire(turn, ~portable::kHasSums, static_cast<uint32_t>(key_tile));
       sums.wait_full();
-      ptx::fence_async(s_dq(sums), kLayout.dq_bytes);
+      ptx::fence_async_memory(s_dq(sums), kLayout.dq_bytes);
       if (wants_dq) {
         float* to = p.dq_sums + tile * (kTileQ * C.head_dim_qk);
         if ((now & portable::kHasSums) != 0) {
@@ -66,14 +70,9 @@ struct BlockBackwardSm90 : KeyBlockSm90<C> {
         ptx::fence_memory();
         ptx::store_to_memory(turn, static_cast<uint32_t>(at.next_key_tile) | portable::kHasSums);
       }
-      for (int i = 0; i < portable::kBackwardAdders; ++i) advance(queries, sums);
+      queries.advance();
+      sums.advance();
     }
-  }
-
- private:
-  __device__ static void advance(Queries& queries, Sums& sums) {
-    queries.advance();
-    sums.advance();
   }
 };
 

@@ -1,6 +1,7 @@
 // One block of decode: its shared memory, its work, and the bounds of its query rows.
 #pragma once
 
+#include "cuda/device/ptx/cluster.hpp"
 #include "cuda/device/ptx/order.hpp"
 #include "cuda/device/ptx/shared.hpp"
 #include "cuda/device/schedule/decode_work.hpp"
@@ -23,6 +24,18 @@ struct DecodeWork {
   Drafts drafts;
   Rounds rounds;
   ClusterSplit split;
+};
+
+// Waits for each phase of a barrier, one after the other: a parity tells a phase from its neighbours alone.
+class SentPhases {
+ public:
+  __device__ __forceinline__ void wait(uint32_t barrier) {
+    ptx::wait_for_sent(barrier, parity_);
+    parity_ ^= 1;
+  }
+
+ private:
+  uint32_t parity_ = 0;
 };
 
 template <DecodeConfig C>
@@ -59,8 +72,8 @@ struct BlockDecode {
   char* shared;
   uint32_t base;
   int thread, lane, warp;
-  int32_t rank;        // of the block in its cluster
-  uint32_t phase = 0;  // of the cluster's barrier
+  int32_t rank;     // of the block in its cluster
+  SentPhases sent;  // of the cluster's barrier
 
   __device__ __forceinline__ explicit BlockDecode(const DecodeParams& params)
       : p(params),

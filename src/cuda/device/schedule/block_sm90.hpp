@@ -31,15 +31,15 @@ struct BlockSm90 {
   static constexpr bool kHasMap = QueryTile::kHasMap;
   static constexpr bool kLoadsByWarp = kHasMap || C.paged;  // else by a thread
 
-  // Three rings that advance together: the query tile is written; kBounds, the bounds of its rows are; kLoaded, its
-  // last k is under way.
-  using QueryTiles = Ring<kLayout.query_tile_slots>;
-  static constexpr int kBounds = 1, kLoaded = 2, kQueryTileRings = 3;
-  using QRing = Ring<kLayout.q_slots>;  // of a warpgroup
+  // A slot's fills: the query tile is written; kBounds, the bounds of its rows are; kLoaded, its last k is under way.
+  static constexpr int kWritten = 0, kBounds = 1, kLoaded = 2;
+  using QueryTiles = Ring<kLayout.query_tile_slots, portable::kQueryTileFills>;
+  // Each warpgroup's own, whichever rows are its: so it meets each phase.
+  using QRing = Ring<kLayout.q_slots>;
   using KRing = Ring<kLayout.k_stages>;
   using VRing = Ring<kLayout.v_stages>;
-  static_assert(kLayout.barriers_at + kQueryTileRings * QueryTiles::kBytes + kWarpgroups * QRing::kBytes +
-                    KRing::kBytes + VRing::kBytes ==
+  static_assert(kLayout.barriers_at + QueryTiles::kBytes + kWarpgroups * QRing::kBytes + KRing::kBytes +
+                    VRing::kBytes ==
                 kLayout.bytes);
 
   const ForwardSm90Params& p;
@@ -50,11 +50,11 @@ struct BlockSm90 {
       : p(params), shared(shared_memory), s_q(ptx::shared_address(shared_memory)) {}
 
   __device__ uint32_t query_tile_barriers() const { return s_q + kLayout.barriers_at; }
-  __device__ uint32_t q_barriers() const { return query_tile_barriers() + kQueryTileRings * QueryTiles::kBytes; }
+  __device__ uint32_t q_barriers() const { return query_tile_barriers() + QueryTiles::kBytes; }
   __device__ uint32_t k_barriers() const { return q_barriers() + kWarpgroups * QRing::kBytes; }
   __device__ uint32_t v_barriers() const { return k_barriers() + KRing::kBytes; }
   // Buffers of the slots where rings stand.
-  __device__ uint32_t s_q_of(const QRing& q, int warpgroup) const {
+  __device__ uint32_t s_q_of(const typename QRing::Base& q, int warpgroup) const {
     return s_q + q.offset(kLayout.q_bytes) + warpgroup * kQBytes;
   }
   __device__ uint32_t s_k(const KRing& k) const { return s_q + kLayout.k_at + k.offset(kLayout.k_bytes); }
@@ -80,7 +80,6 @@ struct BlockSm90 {
   __device__ __forceinline__ void init_barriers() const {
     constexpr uint32_t kWarps = 4 * kWarpgroups;
     QueryTiles::init(query_tile_barriers(), 1, kWarps + 2);
-    for (const int ring : {kBounds, kLoaded}) QueryTiles::init(query_tile_barriers() + ring * QueryTiles::kBytes, 1, 1);
     for (int of = 0; of < kWarpgroups; ++of) QRing::init(q_barriers() + of * QRing::kBytes, 1, 4);
     KRing::init(k_barriers(), 1, kWarps);
     VRing::init(v_barriers(), 1, kWarps);
@@ -106,10 +105,10 @@ struct BlockSm90 {
       of.find_rows(p.forward, work_tile(p.forward, static_cast<int32_t>(idx), 0));
       of.find_keys(p.forward);
       if (of.has_keys()) {
-        if (is_first_lane) query_tiles.arrive_full();
+        if (is_first_lane) query_tiles.template arrive_full<kWritten>();
         write_bounds(query_tiles);
-        if (is_first_lane) query_tiles.at(kBounds).arrive_full();
-        query_tiles.at(kLoaded).wait_full();
+        if (is_first_lane) query_tiles.template arrive_full<kBounds>();
+        query_tiles.template wait_full<kLoaded>();
         query_tiles.advance();
       }
       const uint32_t taken = is_first_lane ? atomicAdd(p.counter, 1u) : 0;
@@ -119,8 +118,8 @@ struct BlockSm90 {
     query_tiles.wait_empty();
     if (!is_first_lane) return;
     query_tile(query_tiles).batch_kv = -1;
-    query_tiles.arrive_full();
-    query_tiles.at(kBounds).arrive_full();
+    query_tiles.template arrive_full<kWritten>();
+    query_tiles.template arrive_full<kBounds>();
   }
   // The keys of every row, where some tile needs masks.
   __device__ __forceinline__ void write_bounds(const QueryTiles& at) const {
@@ -174,7 +173,7 @@ struct BlockSm90 {
     QueryTiles query_tiles(query_tile_barriers());
 #pragma unroll 1
     for (;; query_tiles.advance()) {
-      query_tiles.wait_full();
+      query_tiles.template wait_full<kWritten>();
       const QueryTile& of = query_tile(query_tiles);
       if (!of.exists()) return;
       VisitedTiles<kHasMap> visited;
@@ -213,10 +212,19 @@ struct BlockSm90 {
     ring.advance();
   }
 
+  // Around the query tile's groups of 64 rows.
+  __device__ static int row_group_behind(int row_group) { return row_group < kWarpgroups - 1 ? row_group + 1 : 0; }
+  // A warpgroup's in the next query tile. Where warpgroups skip tiles, their rows rotate, so that all have as much to
+  // do.
+  __device__ static int next_row_group(int row_group) {
+    return QueryTile::kSkips ? row_group_behind(row_group) : row_group;
+  }
+
   // Warp 2.
   __device__ __forceinline__ void load_q_and_k() const {
-    QRing q(q_barriers());
+    Rings<QRing> q(q_barriers());
     KRing k(k_barriers());
+    int row_group = 0;  // of the first warpgroup
     const auto load = [&](const QueryTile& of, int32_t tile, bool is_partial) {
       const int32_t row_q = of.sequence.row_q + of.queries.first;
       const int32_t batch_q = batch_of(p.forward.cu_seqlens_q, of.work.batch_idx);
@@ -235,15 +243,17 @@ struct BlockSm90 {
       if (tile != of.first_tile || !is_loader()) return;
 #pragma unroll 1
       for (int warpgroup = 0; warpgroup < kWarpgroups; ++warpgroup) {
-        const QRing own = q.at(warpgroup);
+        const auto own = q[warpgroup];
         own.wait_empty();
         own.arrive_full_expecting(kQBytes);
-        copy_tile<C.head_dim_qk>(s_q_of(own, warpgroup), p.q, own.full(), kRows, row_q + warpgroup * kRows,
+        copy_tile<C.head_dim_qk>(s_q_of(own, warpgroup), p.q, own.full(), kRows, row_q + row_group * kRows,
                                  of.work.head_idx, batch_q);
+        row_group = row_group_behind(row_group);
       }
+      row_group = next_row_group(row_group);
       q.advance();
     };
-    for_each_tile(load, [](const QueryTiles& query_tiles) { query_tiles.at(kLoaded).arrive_full(); });
+    for_each_tile(load, [](const QueryTiles& query_tiles) { query_tiles.template arrive_full<kLoaded>(); });
   }
 
   // Warp 3.

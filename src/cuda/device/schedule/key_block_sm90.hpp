@@ -77,14 +77,16 @@ struct KeyBlockSm90 {
   __device__ uint32_t other_barriers() const { return query_barriers() + Queries::kBytes; }
   __device__ uint32_t s_k() const { return shared; }
   __device__ uint32_t s_v() const { return shared + kLayout.v_at; }
-  __device__ uint32_t s_q(const Queries& at) const { return shared + kLayout.q_at + at.offset(kLayout.q_bytes); }
-  __device__ uint32_t s_d_out(const Queries& at) const {
+  __device__ uint32_t s_q(const typename Queries::Base& at) const {
+    return shared + kLayout.q_at + at.offset(kLayout.q_bytes);
+  }
+  __device__ uint32_t s_d_out(const typename Queries::Base& at) const {
     return shared + kLayout.d_out_at + at.offset(kLayout.d_out_bytes);
   }
-  __device__ uint32_t s_rows(const Queries& at) const {
+  __device__ uint32_t s_rows(const typename Queries::Base& at) const {
     return shared + kLayout.rows_at + at.offset(kLayout.rows_bytes);
   }
-  __device__ uint32_t s_visit(const Queries& at) const {
+  __device__ uint32_t s_visit(const typename Queries::Base& at) const {
     return shared + kLayout.visits_at + at.offset(portable::kVisitBytes);
   }
   __device__ uint32_t s_words() const { return shared + kLayout.words_at; }
@@ -110,7 +112,7 @@ struct KeyBlockSm90 {
   }
 
   // The visit in a stage, as load() wrote it.
-  __device__ QueryVisit visit(const Queries& at) const {
+  __device__ QueryVisit visit(const typename Queries::Base& at) const {
     const uint4 words = ptx::load_chunk(s_visit(at));
     const auto rest = static_cast<int32_t>(words.z);
     return {static_cast<int32_t>(words.x),

@@ -9,8 +9,6 @@ template <ForwardSm90Config C>
 struct LaneSm90 {
   using Block = BlockSm90<C>;
   using QueryTile = typename Block::QueryTile;
-  static constexpr bool kSkips = QueryTile::kSkips;
-  static constexpr int kWarpgroups = Block::kWarpgroups;
 
   const Block& block;
   int warpgroup, lane;
@@ -26,15 +24,8 @@ struct LaneSm90 {
 
   // Waits for the query tile and its bounds. False if there is none left.
   __device__ __forceinline__ bool find_query_tile() const {
-    query_tiles.at(Block::kBounds).wait_full();
+    query_tiles.template wait_full<Block::kBounds>();
     return current().exists();
-  }
-  // Where warpgroups skip tiles, their rows rotate from query tile to query tile, so that all have as much to do.
-  __device__ int next_row_group() const {
-    return !kSkips ? row_group : row_group < kWarpgroups - 1 ? row_group + 1 : 0;
-  }
-  __device__ int previous_row_group() const {
-    return !kSkips ? row_group : row_group > 0 ? row_group - 1 : kWarpgroups - 1;
   }
 
   __device__ const QueryTile& current() const { return block.query_tile(query_tiles); }

@@ -36,6 +36,7 @@ inline void store_to_memory(float* to, float value) {
 }
 inline uint32_t acquire(const uint32_t* word, uint32_t mask, uint32_t least) {
   emulator::wait_until([=] { return (*word & mask) >= least; });
+  emulator::note_acquire();
   return *word;
 }
 inline void fence_memory() {

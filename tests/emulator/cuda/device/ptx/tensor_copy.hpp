@@ -37,13 +37,14 @@ namespace tessella::device::ptx {
 
 inline void prefetch(const portable::TensorMap&) {}
 inline void fence_async() { emulator::fence_async(); }
-inline void fence_async(uint32_t address, uint32_t bytes) { emulator::fence_async(address, bytes); }
+inline void fence_async_memory(uint32_t address, uint32_t bytes) { emulator::fence_async_memory(address, bytes); }
 
 inline void prefetch_box(const portable::TensorMap&, int32_t, int32_t, int32_t, int32_t) {}
 
 // Reads shared memory at wait_boxes() at the latest.
 inline void store_box(const portable::TensorMap& map, uint32_t from, int32_t column, int32_t row, int32_t head,
                       int32_t batch) {
+  emulator::check_async_memory();
   emulator::Tensor t;
   std::memcpy(&t, &map, sizeof t);
   emulator::begin(
@@ -66,6 +67,7 @@ inline std::map<std::pair<unsigned, unsigned>, std::vector<std::function<void()>
 }
 template <class Put>
 void send_floats(float* to, uint32_t from, uint32_t bytes, const Put& put) {
+  emulator::check_async_memory();
   std::vector<uint32_t> chunks;
   for (uint32_t at = 0; at < bytes; at += emulator::kChunk) chunks.push_back(from + at);
   auto* under_way = &floats_under_way()[{emulator::block_idx().x, emulator::thread_idx().x}];
