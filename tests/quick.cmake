@@ -15,7 +15,7 @@ function(quick target)
 endfunction()
 
 # Parts by hand.
-foreach(part band cancelled_work cases compare cubin cubin_store driver_types dropout embedded fields float16
+foreach(part band cancelled_work cases check compare cubin cubin_store driver_types dropout embedded fields float16
     forward_arguments forward_config forward_cost no_gpu nvrtc pages sequence softcap tile_map)
   quick(${part}_test)
 endforeach()
