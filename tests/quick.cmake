@@ -31,7 +31,7 @@ quick(decode_splits_test "Kernels/DecodeSplits.(HeadsOfAUnit|RowsOfAnyNumber)/")
 quick(quantized_test)
 quick(merge_test "Kernels/Merge.")
 quick(append_test "Kernels/(Append.(PagesOfAnySize|RotaryDims|QuantizedCaches)|CopyPages.RandomCases)/")
-quick(backward_test "BackwardReference|Kernels/Backward.(RandomCases|OnlyWhatIsAskedFor|EmptySizes|AddsToWhatIsThere)/")
+quick(backward_test "BackwardReference|Kernels/Backward.(RandomCases|OnlyWhatIsAskedFor|EmptySizes|AddsToWhatIsThere|AWrongForwardIsCaught)/")
 
 # Kernels of the GPU, emulated, and what is queued for them.
 quick(emulator_test)
