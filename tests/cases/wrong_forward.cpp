@@ -32,8 +32,7 @@ struct Floats {
 
 class WrongForward {
  public:
-  WrongForward(BackwardCall& call, const Case& c)
-      : c_(c), args_(call.forward().args()), options_(call.options()) {
+  WrongForward(BackwardCall& call, const Case& c) : c_(c), args_(call.forward().args()), options_(call.options()) {
     options_.kernel = "reference.attention";
   }
 
@@ -53,8 +52,8 @@ class WrongForward {
   }
   bool change(std::string_view what) {
     if (what == "scale") {
-      options_.scale = 2 * (c_.scale != 0 ? static_cast<float>(c_.scale)
-                                          : 1 / std::sqrt(static_cast<float>(c_.head_dim_qk)));
+      options_.scale =
+          2 * (c_.scale != 0 ? static_cast<float>(c_.scale) : 1 / std::sqrt(static_cast<float>(c_.head_dim_qk)));
     } else if (what == "softcap") {
       options_.softcap = c_.softcap != 0 ? 0 : 0.5F;
     } else if (what == "mask") {

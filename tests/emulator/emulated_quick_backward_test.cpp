@@ -1,5 +1,5 @@
-// What goes wrong in backward_sm80 first: a test each for its turns at dQ, its barriers and what it clears, in seconds.
-// Each names what it catches in mutations*.py.
+// What goes wrong in backward_sm80 first: a test each for its turns at dQ, its barriers, what it clears and what it
+// might forget, in seconds. Each names what it catches in mutations*.py.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -40,6 +40,11 @@ TEST(EmulatedQuickBackward, DeadRows) { expect_right("window_right=0 seqlen_kv=1
 TEST(EmulatedQuickBackward, UnseenKeys) { expect_right("masked_nan=1 dense=k window_right=0"); }
 
 TEST(EmulatedQuickBackward, Slopes) { expect_right("alibi=h"); }
+
+TEST(EmulatedQuickBackward, Options) {
+  expect_right("softcap=2");
+  expect_right("scale=-0.3 sink=1");
+}
 
 }  // namespace
 }  // namespace tessella::tests
