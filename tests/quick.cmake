@@ -15,7 +15,7 @@ function(quick target)
 endfunction()
 
 # Parts by hand.
-foreach(part band cancelled_work cases compare cubin cubin_store driver_types dropout embedded fields float16
+foreach(part band cancelled_work cases check compare cubin cubin_store driver_types dropout embedded fields float16
     forward_arguments forward_config forward_cost no_gpu nvrtc pages sequence softcap tile_map)
   quick(${part}_test)
 endforeach()
@@ -31,7 +31,7 @@ quick(decode_splits_test "Kernels/DecodeSplits.(HeadsOfAUnit|RowsOfAnyNumber)/")
 quick(quantized_test)
 quick(merge_test "Kernels/Merge.")
 quick(append_test "Kernels/(Append.(PagesOfAnySize|RotaryDims|QuantizedCaches)|CopyPages.RandomCases)/")
-quick(backward_test "BackwardReference|Kernels/Backward.(RandomCases|OnlyWhatIsAskedFor|EmptySizes|AddsToWhatIsThere)/")
+quick(backward_test "BackwardReference|Kernels/Backward.(RandomCases|OnlyWhatIsAskedFor|EmptySizes|AddsToWhatIsThere|AWrongForwardIsCaught)/")
 
 # Kernels of the GPU, emulated, and what is queued for them.
 quick(emulator_test)

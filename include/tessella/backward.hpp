@@ -60,7 +60,8 @@ inline void backward(const ForwardArgs& args, const Gradients& gradients, const 
 }
 
 // Compares the gradients of about `num_rows` sampled queries, and of the keys of their heads, with the reference in
-// double; 0 = all. What was accumulated cannot be checked.
+// double; 0 = all. out and lse widen no tolerance: gradients of another forward than that of the options fail. What was
+// accumulated cannot be checked.
 inline tessella_check_report check_backward(const ForwardArgs& args, const Gradients& gradients,
                                             const AttentionOptions& options, int64_t num_rows, uint64_t seed = 0) {
   const detail::BackwardCall call(args, gradients, options);

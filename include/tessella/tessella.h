@@ -607,7 +607,8 @@ TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);
 
 /* Compares sampled rows of a call's out, and of its lse where given, with the float64 reference, on the CPU. Tensors
  * on a GPU are copied, when all its streams are done; pools of pages whole. out and lse may be read-only. Gradients are
- * compared by whole KV heads, until they have as many queries as rows are asked for. A merge in place leaves nothing to
+ * compared by whole KV heads, until they have as many queries as rows are asked for; what is given as out and lse then
+ * changes neither what is right nor the tolerance. A merge in place leaves nothing to
  * compare, nor does an append with q_out in place of q or a backward that accumulates. A NaN of out or lse is right
  * where the reference has one, and where a NaN or infinity of a key that some query sees may reach (docs/numerics.md);
  * one of a gradient only where the reference has it. */

@@ -34,23 +34,17 @@ Real dot(const std::vector<Real>& a, const std::vector<Real>& b) {
   return sum;
 }
 
-// P = exp(score - shift) / sum. With the largest score as shift P does not have the rounding of a large LSE.
 template <typename Real>
-struct Softmax {
-  Real shift = 0;  // -inf where there is nothing to see
-  Real sum = 1;
-  Real prob(Real score) const { return std::exp(score - shift) / sum; }
-};
-
-Softmax<double> softmax_of(const std::vector<double>& scores, double sink) {
-  double max = sink;
-  for (const double score : scores) max = std::max(max, score);
-  if (max == kHidden<double>) return {max};
-  double sum = std::exp(sink - max);
-  for (const double score : scores) sum += std::exp(score - max);
-  return {max, sum};
+RowSoftmax<Real> softmax_of(const std::vector<Real>& scores, Real sink) {
+  Real max = sink;
+  for (const Real score : scores) max = std::max(max, score);
+  if (max == kHidden<Real>) return {scores.data(), 0, 0, max};
+  Real sum = std::exp(sink - max);
+  for (const Real score : scores) sum += std::exp(score - max);
+  return {scores.data(), max, sum, max + std::log(sum)};
 }
 
+// The plain computation rounds P to the inputs' dtype where it meets v, and its out once.
 template <typename Real>
 void compute_row(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, RowBackward<Real>& row) {
   core::end_if_cancelled(p.cancel);
@@ -66,7 +60,10 @@ void compute_row(const AttentionArguments& p, const Sequence& s, int64_t head, i
        {&row.products, &row.probs, &row.dropout, &row.d_probs, &row.d_scores, &row.d_products}) {
     values->assign(keys, 0);
   }
+  constexpr bool kIsPlain = std::is_same_v<Real, float>;
+  const DType probs_dtype = kIsPlain ? p.dtype() : DType::none;
   row.scores.assign(keys, kHidden<Real>);
+  row.out.assign(d_out.size(), 0);
   row.delta = row.d_sink = 0;
   std::vector<Real> k(q.size()), v(d_out.size());
 
@@ -78,35 +75,33 @@ void compute_row(const AttentionArguments& p, const Sequence& s, int64_t head, i
     row.scores[n] = score(p, s, head, i, j, row.products[n]);
   }
   const Real sink_score = sink<Real>(p, head);
-  Softmax<Real> softmax;
-  if constexpr (std::is_same_v<Real, double>) {
-    softmax = softmax_of(row.scores, sink_score);
-  } else {
-    softmax = {load<Real>(at(Name::lse), p.lse().dtype, 0)};
-  }
-  row.lse = softmax.shift + std::log(softmax.sum);
-  if (row.lse == kHidden<Real>) return;  // it sees nothing
+  row.softmax = softmax_of(row.scores, sink_score);
+  if (row.softmax.lse == kHidden<Real>) return;  // it sees nothing
 
   const DropoutFactor dropout(p);
   for (int64_t j = 0; j < s.len_kv; ++j) {
     const auto n = static_cast<size_t>(j);
     if (row.scores[n] == kHidden<Real>) continue;
     load_row(p.row_of(p.v(), s.batch_idx, s.row_kv + j, kv_head), p.v().dtype, p.head_dim_v, v.data());
-    row.probs[n] = softmax.prob(row.scores[n]);
+    row.probs[n] = row.softmax.prob(row.scores[n]);
     row.dropout[n] = dropout.at<Real>(s, head, i, j);
-    row.d_probs[n] = row.dropout[n] == 0 ? Real{0} : row.dropout[n] * dot(d_out, v);
+    if (row.dropout[n] == 0) continue;
+    row.d_probs[n] = row.dropout[n] * dot(d_out, v);
+    const Real weight = round_to(probs_dtype, row.probs[n]) * row.dropout[n];
+    for (size_t c = 0; c < v.size(); ++c) row.out[c] += weight * v[c];
   }
-  if constexpr (std::is_same_v<Real, double>) {
-    row.delta = dot(row.probs, row.d_probs) - d_lse;
+  if constexpr (kIsPlain) {
+    for (Real& value : row.out) value = round_to(p.out_dtype(), value);
+    row.delta = dot(d_out, row.out) - d_lse;
   } else {
-    row.delta = dot(d_out, load_vector<Real>(at(Name::out), p.out_dtype(), p.head_dim_v)) - d_lse;
+    row.delta = dot(row.probs, row.d_probs) - d_lse;
   }
   for (size_t n = 0; n < keys; ++n) {
     if (row.scores[n] == kHidden<Real>) continue;
     row.d_scores[n] = row.probs[n] * (row.d_probs[n] - row.delta);
     row.d_products[n] = row.d_scores[n] * score_derivative(p, row.products[n]);
   }
-  row.d_sink = sink_score == kHidden<Real> ? Real{0} : -softmax.prob(sink_score) * row.delta;
+  row.d_sink = sink_score == kHidden<Real> ? Real{0} : -row.softmax.prob(sink_score) * row.delta;
 }
 
 // probs_dtype: what P and dS are rounded to where they meet q, k and d_out; none = not rounded.
@@ -130,7 +125,7 @@ HeadGradients<Real> compute_head(const AttentionArguments& p, const Sequence& s,
       Real* dq = of.dq.data() + (i * p.group() + in_group) * d_qk;
       for (int64_t j = 0; j < s.len_kv; ++j) {
         const auto n = static_cast<size_t>(j);
-        if (row.scores[n] == kHidden<Real> || row.lse == kHidden<Real>) continue;
+        if (row.scores[n] == kHidden<Real> || row.softmax.lse == kHidden<Real>) continue;
         load_row(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.k().dtype, d_qk, k.data());
         const Real d_product = round_to(probs_dtype, row.d_products[n]);
         const Real prob = round_to(probs_dtype, row.probs[n] * row.dropout[n]);
@@ -211,11 +206,6 @@ void put_head(const AttentionArguments& p, const Sequence& s, int64_t kv_head, c
 }  // namespace
 
 void backward_row(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, RowBackward<double>& row) {
-  compute_row(p, s, head, i, row);
-}
-
-void plain_backward_row(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i,
-                        RowBackward<float>& row) {
   compute_row(p, s, head, i, row);
 }
 

@@ -5,7 +5,8 @@
 //   dP_j = D_j (dO . v_j),  delta = sum_j P_j dP_j = dO . out,  dS_j = P_j (dP_j - delta + dLSE),
 //   dq = scale sum_j dS_j softcap'_j k_j,  dk_j = scale sum_i dS_ij softcap'_ij q_i,  dv_j = sum_i D_ij P_ij dO_i,
 //   d_bias_ij = dS_ij,  d_slope = -sum_ij dS_ij distance_ij,  d_sink = sum_i exp(sink - LSE_i) (dLSE_i - delta_i).
-// The reference finds LSE and delta by itself; the plain computation takes lse and out as they are given.
+// Both find LSE, out and delta by themselves, from q, k, v, d_out and the options: what a call gives as lse and out
+// says nothing about what is right.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "core/arguments.hpp"
 #include "core/kernel.hpp"
 #include "core/sequence.hpp"
+#include "reference/attention.hpp"
 
 namespace tessella::reference {
 
@@ -28,16 +30,14 @@ struct RowBackward {
   std::vector<Real> d_probs;     // dP_j
   std::vector<Real> d_scores;    // dS_j
   std::vector<Real> d_products;  // dS_j softcap'_j
-  Real lse = 0;
+  std::vector<Real> out;
+  RowSoftmax<Real> softmax{};
   Real delta = 0;   // delta - dLSE
   Real d_sink = 0;  // this query's term
 };
 
 void backward_row(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t head, int64_t i,
                   RowBackward<double>& row);
-// P and dS softcap' are rounded to the dtype of the inputs only where they meet v, q and k: not here.
-void plain_backward_row(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t head,
-                        int64_t i, RowBackward<float>& row);
 
 // Gradients of one KV head of a sequence.
 template <typename Real>

@@ -1,8 +1,9 @@
-// A kernel errs in P_j by what the score and the given LSE were rounded by, relative to it; in dP_j by the partial sums
-// of its dot product; in delta by those of its own and by the rounding of out, which it is given. P and dS are rounded
-// to the inputs' dtype where they meet another operand. Errors of keys and of queries are independent, so sums over
-// them are as large as the root of the sum of squares; those of delta and of LSE are one for all keys of a query, so
-// sums over keys have them whole.
+// A kernel errs in P_j as standard attention does (noise.cpp) and by the error of the LSE that it is given; in dP_j by
+// the partial sums of its dot product; in delta by those of its own and by the error of the out that it is given. LSE
+// and out err as those of a right forward do, found here from the oracle's: those of the call say nothing. P and dS are
+// rounded to the inputs' dtype where they meet another operand. Errors of keys and of queries are independent, so sums
+// over them are as large as the root of the sum of squares; those of delta and of LSE are one for all keys of a query,
+// so sums over keys have them whole.
 
 #include "reference/backward_noise.hpp"
 
@@ -31,6 +32,8 @@ double rounding(const AttentionArguments& p, double value) {
   const double size = std::abs(value), relative = is_wide ? unit(p) : unit_roundoff(p.dtype());
   return std::max(relative * size, std::min(underflow_unit(p.dtype()), size));
 }
+// Of an LSE beyond 2^17, fp32 has too few bits to tell P: it may be off by a factor. P is held to this much of itself.
+constexpr double kMostOfLse = 0x1p-7;
 // Rounding of out and LSE, which are given in their own dtype. With f64 little else errs, so the weight covers the
 // largest of many errors.
 double given_unit(const AttentionArguments& p, DType dtype) {
@@ -38,24 +41,22 @@ double given_unit(const AttentionArguments& p, DType dtype) {
 }
 double square(double value) { return value * value; }
 
-// Size of the partial sums of a dot product, and root of the squares of its terms.
-struct DotSize {
-  double partials, terms;
-};
-DotSize dot_size(const std::vector<double>& a, const std::vector<double>& b) {
+// Size of the partial sums of a dot product.
+double partial_sums(const std::vector<double>& a, const std::vector<double>& b) {
   double partial = 0, partials = 0, terms = 0;
   for (size_t c = 0; c < a.size(); ++c) {
     partial += a[c] * b[c];
     partials += square(partial);
     terms += square(a[c] * b[c]);
   }
-  return {std::sqrt(std::max(partials, terms * static_cast<double>(a.size()) / 2)), std::sqrt(terms)};
+  return std::sqrt(std::max(partials, terms * static_cast<double>(a.size()) / 2));
 }
 
 // The errors of a query's row.
-struct RowErrors {
-  std::vector<double> probs;     // P_j D_j, not yet rounded
-  std::vector<double> d_scores;  // dS_j, not yet rounded, but for what is one for all keys
+struct QueryErrors {
+  std::vector<double> probs;        // P_j D_j, not yet rounded
+  std::vector<double> d_scores;     // dS_j, not yet rounded, but for what is one for all keys
+  std::vector<double> derivatives;  // softcap'_j
   double delta = 0;
   double lse = 0;  // relative to every P_j
 };
@@ -68,27 +69,24 @@ class QueryNoise {
   void run(int64_t head, int64_t i) {
     backward_row(p_, s_, head, i, row);
     const auto keys = static_cast<size_t>(s_.len_kv);
-    errors = {std::vector<double>(keys), std::vector<double>(keys)};
-    if (row.lse == kHidden<double>) return;
-    const int64_t kv_head = head / p_.group();
-    const auto load_of = [&](Name name, int64_t dim) {
-      return load(p_.tensors[name].row(s_.batch_idx, s_.row_q + i, head), p_.tensors[name].dtype, dim);
-    };
-    const auto q = load_of(Name::q, p_.head_dim_qk), d_out = load_of(Name::d_out, p_.head_dim_v);
-    const DotSize delta = dot_size(d_out, load_of(Name::out, p_.head_dim_v));
-    errors.delta = unit(p_) * (delta.partials + std::abs(row.delta)) + given_unit(p_, p_.out_dtype()) * delta.terms;
-    errors.lse = std::max(unit(p_), given_unit(p_, p_.lse().dtype)) * std::abs(row.lse);
+    errors = {std::vector<double>(keys), std::vector<double>(keys), std::vector<double>(keys)};
+    if (row.softmax.lse == kHidden<double>) return;
+    const RowErrors of_row = row_errors(p_, s_, head, i, row.softmax, row.out.data());
+    const core::Operand& from = p_.tensors[Name::d_out];
+    const auto d_out = load(from.row(s_.batch_idx, s_.row_q + i, head), from.dtype, p_.head_dim_v);
+    errors.delta = delta_error(of_row, d_out);
+    errors.lse = std::min(of_row.lse + std::max(unit(p_), given_unit(p_, p_.lse().dtype)) * std::abs(row.softmax.lse),
+                          kMostOfLse);
     double partial_prob = 0, partial_delta = 0, of_probs = 0, of_delta = 0;
-    std::vector<double> k(q.size()), v(d_out.size());
     for (int64_t j = 0; j < s_.len_kv; ++j) {
       const auto n = static_cast<size_t>(j);
       if (row.scores[n] == kHidden<double> || row.probs[n] == 0) continue;
-      load_row(p_.row_of(p_.k(), s_.batch_idx, s_.row_kv + j, kv_head), p_.k().dtype, p_.head_dim_qk, k.data());
-      load_row(p_.row_of(p_.v(), s_.batch_idx, s_.row_kv + j, kv_head), p_.v().dtype, p_.head_dim_v, v.data());
-      const double of_score = score_error(p_, row.scores[n], std::abs(row.lse - row.scores[n]), q.data(), k.data());
-      const double of_d_prob = unit(p_) * (row.dropout[n] * dot_size(d_out, v).partials + std::abs(row.d_probs[n]));
-      errors.probs[n] = row.probs[n] * row.dropout[n] * of_score;
-      errors.d_scores[n] = std::hypot(row.d_scores[n] * of_score, row.probs[n] * of_d_prob);
+      const auto v =
+          load(p_.row_of(p_.v(), s_.batch_idx, s_.row_kv + j, head / p_.group()), p_.v().dtype, p_.head_dim_v);
+      const double of_d_prob = unit(p_) * (row.dropout[n] * partial_sums(d_out, v) + std::abs(row.d_probs[n]));
+      errors.probs[n] = row.probs[n] * row.dropout[n] * of_row.probs[n];
+      errors.d_scores[n] = std::hypot(row.d_scores[n] * of_row.probs[n], row.probs[n] * of_d_prob);
+      errors.derivatives[n] = derivative_error(row.products[n], of_row.products[n]);
       of_probs += square(partial_prob += row.probs[n]);
       of_delta += square(partial_delta += row.probs[n] * row.d_probs[n]);
     }
@@ -97,13 +95,27 @@ class QueryNoise {
   }
 
   RowBackward<double> row;
-  RowErrors errors;
+  QueryErrors errors;
 
  private:
   static std::vector<double> load(const std::byte* data, DType dtype, int64_t count) {
     std::vector<double> values(static_cast<size_t>(count));
     load_row(data, dtype, count, values.data());
     return values;
+  }
+
+  double delta_error(const RowErrors& of_row, const std::vector<double>& d_out) const {
+    double squares = 0;
+    for (size_t c = 0; c < d_out.size(); ++c) {
+      squares += square(d_out[c] * (of_row.out[c] + given_unit(p_, p_.out_dtype()) * std::abs(row.out[c])));
+    }
+    return unit(p_) * (partial_sums(d_out, row.out) + std::abs(row.delta)) + std::sqrt(squares);
+  }
+
+  double derivative_error(double product, double error) const {
+    const double at = score_derivative(p_, product);
+    return std::max(std::abs(score_derivative(p_, product + error) - at),
+                    std::abs(score_derivative(p_, product - error) - at));
   }
 
   const AttentionArguments& p_;
@@ -133,7 +145,7 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
     for (int64_t in_group = 0; in_group < p.group(); ++in_group) {
       const int64_t head = kv_head * p.group() + in_group;
       at.run(head, i);
-      if (at.row.lse == kHidden<double>) continue;
+      if (at.row.softmax.lse == kHidden<double>) continue;
       load_row(p.q().row(s.batch_idx, s.row_q + i, head), p.q().dtype, p.head_dim_qk, q.data());
       const core::Operand& from = p.tensors[Name::d_out];
       load_row(from.row(s.batch_idx, s.row_q + i, head), from.dtype, p.head_dim_v, d_out.data());
@@ -146,8 +158,8 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
         load_row(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.k().dtype, p.head_dim_qk, k.data());
         const double derivative = score_derivative(p, at.row.products[n]);
         const double d_product = at.row.d_products[n];
-        const double independent =
-            std::hypot(at.errors.d_scores[n] * derivative, rounding(p, d_product), unit(p) * at.row.d_scores[n]);
+        const double independent = std::hypot(at.errors.d_scores[n] * derivative, rounding(p, d_product),
+                                              (unit(p) + at.errors.derivatives[n]) * at.row.d_scores[n]);
         const double shared = (at.row.probs[n] * at.errors.delta) * derivative;
         const double of_prob = at.row.probs[n] * at.row.dropout[n];
         // Rounded before dropout's factor, which f16 does not hold.
@@ -191,9 +203,9 @@ std::vector<double> score_noise(const AttentionArguments& p, Gradient gradient, 
   for_each_query(p, gradient, b, head, i, [&](const Sequence& s, int64_t h, int64_t query) {
     QueryNoise at(p, s);
     at.run(h, query);
-    if (at.row.lse == kHidden<double>) return;
+    if (at.row.softmax.lse == kHidden<double>) return;
     if (gradient == Gradient::d_sink) {
-      const double prob = std::exp(sink<double>(p, h) - at.row.lse);
+      const double prob = std::exp(sink<double>(p, h) - at.row.softmax.lse);
       squares[0] += square(prob * at.errors.delta) + square(at.row.d_sink * (at.errors.lse + 4 * unit(p)));
       sizes[0] += std::abs(at.row.d_sink);
       return;

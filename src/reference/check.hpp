@@ -31,7 +31,8 @@ CheckReport check_forward(const core::AttentionArguments& arguments, int64_t num
                           core::DeviceType computed_on = core::DeviceType::cpu);
 
 // Gradients, which must not have been added to what was there: of KV heads of sequences with num_rows queries together,
-// and of as many rows of d_bias.
+// and of as many rows of d_bias. The out and lse of the arguments are not read: what is right, and how far a kernel may
+// be from it, follows from q, k, v, d_out, d_lse and the options.
 CheckReport check_backward(const core::AttentionArguments& arguments, int64_t num_rows, uint64_t seed);
 
 // Like check_forward(), for merge.

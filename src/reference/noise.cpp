@@ -1,18 +1,23 @@
 // A kernel rounds each P_j to the inputs' dtype (relative unit u_p, and beside the row's largest, which is 1 before the
-// sum divides, the smallest steps of f16 are no longer relative). It errs in s_j by some units of fp32 for its exp, for
-// the partial sums of its dot product, and for the size of s_j where it was rounded: a bias alone is not. An absolute
-// error of s_j is a relative one of P_j, so a key counts as much as its P_j: one that padding's bias of -1e9 takes out
-// counts nothing. GPUs split fp32 operands into terms of which 22 bits remain (docs/numerics.md), an error beside those
-// of the sums. These errors are independent, so their sum over keys is as large as sqrt(sum (P_j v_j)^2), not
-// sum P_j |v_j|, which would hide real defects in long rows; a rounding error has a standard deviation of u / sqrt(3),
-// so the factor 2 makes it some 3.5 of them. The sum that divides errs by the same, and with it all of o: dropout may
-// leave o few keys of the sum's many. Then the output is rounded once. The weights are fitted: with smaller ones a
-// handful of 100,000 random cases failed, small tensors whose plain computation was exact by luck.
+// sum divides, the smallest steps of f16 are no longer relative). exp and the sums that P_j enters cost two units of
+// fp32 more. So much is an error of P_j v_j, and of the sum that divides: dropout may leave o few keys of the sum's
+// many.
+//
+// A kernel also errs in s_j, by some units of fp32 for the partial sums of its dot product and for the size of s_j
+// where it was rounded: a bias alone is not. Softmax divides by a sum that errs likewise, so an error e of s_j moves
+// P_j by P_j (1 - P_j) e, and o by P_j (v_j - o) e: in a row that one key has to itself, by nothing. GPUs split fp32
+// operands into terms of which 22 bits remain (docs/numerics.md), an error beside those of the sums.
+//
+// These errors are independent, so their sum over keys is as large as sqrt(sum (P_j v_j)^2), not sum P_j |v_j|, which
+// would hide real defects in long rows; a rounding error has a standard deviation of u / sqrt(3), so the factor 2 makes
+// it some 3.5 of them. Then the output is rounded once. The weights are fitted: with smaller ones a handful of 100,000
+// random cases failed, small tensors whose plain computation was exact by luck.
 
 #include "reference/noise.hpp"
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "reference/element.hpp"
 #include "reference/key_rows.hpp"
@@ -35,11 +40,18 @@ double rounded_size(const AttentionArguments& p, double score) {
   return is_exact ? 0 : std::abs(score);
 }
 
-// magnitude: of the rounded score and of what exp is given; product: root of the squares of all that its dot product
-// rounded.
-double score_unit(const AttentionArguments& p, double magnitude, double product) {
-  const double unit = p.dtype() == DType::f64 ? 6 * unit_roundoff(DType::f64) : unit_roundoff(DType::f32);
-  return unit * (2 + magnitude / 2 + product);
+double unit(const AttentionArguments& p) {
+  return p.dtype() == DType::f64 ? 6 * unit_roundoff(DType::f64) : unit_roundoff(DType::f32);
+}
+
+// Of exp and of the sums that P enters, relative.
+double exp_error(const AttentionArguments& p) { return 2 * unit(p); }
+
+// How much of itself a probability gains or loses, at most, when its score errs: half of what twice the error does,
+// which is rest * error while that is small. rest: what the other keys have, 1 - prob.
+double change(double prob, double rest, double error) {
+  if (rest == 0) return 0;
+  return rest / (1 / std::expm1(2 * error) + std::min(prob, rest)) / 2;
 }
 
 double square(double value) { return value * value; }
@@ -53,12 +65,15 @@ double out_of_tiny(int64_t count, const double* row) {
 
 bool is_subnormal(double value) { return std::abs(value) < 0x1p-126; }
 
-// |scale| times the size of the partial sums of q.k. Every partial sum is rounded, even if softcap hides it or later
-// terms cancel it. For d terms in random order the squares of the partial sums add up to about d / 2 times the squares
-// of the terms. Split operands lose bits of each term: up to 2^-23 of it for each operand and 2^-22 for the product
-// left out, seldom as much, so the weight is fitted. All kernels have the same floor, even those of the CPU, which
-// split nothing. Terms of numbers below 2^-126 may be flushed.
-double product_size(const AttentionArguments& p, const double* q, const double* k) {
+// q.k and its error. Every partial sum is rounded, even if later terms cancel it. For d terms in random order the
+// squares of the partial sums add up to about d / 2 times the squares of the terms. Split operands lose bits of each
+// term: up to 2^-23 of it for each operand and 2^-22 for the product left out, seldom as much, so the weight is fitted.
+// All kernels have the same floor, even those of the CPU, which split nothing. Terms of numbers below 2^-126 may be
+// flushed.
+struct Product {
+  double value = 0, error = 0;
+};
+Product product(const AttentionArguments& p, const double* q, const double* k) {
   double partial = 0;
   double partials = 0;
   double terms = 0;
@@ -72,8 +87,16 @@ double product_size(const AttentionArguments& p, const double* q, const double* 
   }
   const double of_operands = p.dtype() == DType::f32 ? 4 * terms : 0;
   const double size = std::sqrt(std::max(partials, terms * static_cast<double>(p.head_dim_qk) / 2) + of_operands);
-  const double lost = p.dtype() == DType::f64 ? 0 : flushed / unit_roundoff(DType::f32);
-  return std::abs(static_cast<double>(p.scale)) * (size + lost);
+  const double lost = p.dtype() == DType::f64 ? 0 : flushed;
+  return {partial, unit(p) * size + lost};
+}
+
+// Of a score. exponent: the argument of exp, which is rounded too.
+double score_error(const AttentionArguments& p, double score, double exponent, const Product& of = {}) {
+  const double scale = static_cast<double>(p.scale), capped = soft_capped(p, scale * of.value);
+  const double up = std::abs(soft_capped(p, scale * (of.value + of.error)) - capped);
+  const double down = std::abs(soft_capped(p, scale * (of.value - of.error)) - capped);
+  return unit(p) * std::max(rounded_size(p, score), exponent) / 2 + std::max(up, down);
 }
 
 // The sink aside; without a visible key that of the sink.
@@ -83,71 +106,104 @@ double largest_score(const Sequence& s, const RowSoftmax<double>& softmax) {
   return std::isfinite(top) ? top : softmax.max;
 }
 
+// The probabilities of a row's keys and, behind them, of its sink.
+struct Probs {
+  std::vector<double> of;
+  size_t top = 0;        // the largest
+  double below_top = 0;  // the sum of the others: near 1 the difference to 1 has no bits left
+  double rest(size_t n) const { return n == top ? below_top : 1 - of[n]; }
+};
+
+Probs probs_of(const Sequence& s, const RowSoftmax<double>& softmax, double sink_score) {
+  Probs probs{std::vector<double>(static_cast<size_t>(s.len_kv) + 1)};
+  const auto prob = [&](double score) { return score == kHidden<double> ? 0 : softmax.prob(score); };
+  for (size_t n = 0; n + 1 < probs.of.size(); ++n) probs.of[n] = prob(softmax.scores[n]);
+  probs.of.back() = prob(sink_score);
+  probs.top = static_cast<size_t>(std::ranges::max_element(probs.of) - probs.of.begin());
+  const auto top = probs.of.begin() + static_cast<std::ptrdiff_t>(probs.top);
+  probs.below_top = std::accumulate(top + 1, probs.of.end(), std::accumulate(probs.of.begin(), top, 0.0));
+  return probs;
+}
+
 }  // namespace
 
 double sum_unit(const AttentionArguments& p) { return p.dtype() == DType::f64 ? unit_roundoff(DType::f64) : 0; }
 
-double score_error(const AttentionArguments& p, double score, double exponent, const double* q, const double* k) {
-  return score_unit(p, std::max(rounded_size(p, score), exponent), product_size(p, q, k));
+RowErrors row_errors(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i,
+                     const RowSoftmax<double>& softmax, const double* out) {
+  const int64_t kv_head = head / p.group();
+  const double sink_score = sink<double>(p, head);
+  const Probs probs = probs_of(s, softmax, sink_score);
+  const size_t at_sink = probs.of.size() - 1;
+  std::vector<double> q(static_cast<size_t>(p.head_dim_qk)), k(q.size()), v(static_cast<size_t>(p.head_dim_v));
+  load_row(p.q().row(s.batch_idx, s.row_q + i, head), p.dtype(), p.head_dim_qk, q.data());
+  RowErrors errors{std::vector<double>(probs.of.size()), std::vector<double>(at_sink), std::vector<double>(v.size())};
+
+  // The squared errors of out, summed over keys, of roundings and of scores. They are scaled by `up`, because dropout
+  // may leave a row so small that double cannot hold the squares.
+  std::vector<double> squares(v.size()), of_scores(v.size()), partial_out(v.size()), of_rest(v.size());
+  std::vector<double> furthest(v.size());  // a value from out: a mean never leaves its values
+  const double up = out_of_tiny(p.head_dim_v, out);
+  double partial_sum = 0, of_sum = 0, of_top = 0;
+  const DropoutFactor dropout(p);
+  for (size_t n = 0; n <= at_sink; ++n) {
+    const double prob = probs.of[n];
+    if (prob == 0) continue;
+    double error = 0, factor = 0;
+    if (n == at_sink) {  // a key without a value
+      // Kernels take it against the largest score, which may be far below.
+      const double exponent = std::max(softmax.max - sink_score, std::abs(sink_score - largest_score(s, softmax)));
+      error = score_error(p, sink_score, exponent);
+      std::ranges::fill(v, 0.0);
+    } else {
+      const auto j = static_cast<int64_t>(n);
+      load_k(p, s, j, kv_head, k.data());
+      load_v(p, s, j, kv_head, v.data());
+      const Product of = product(p, q.data(), k.data());
+      errors.products[n] = of.error;
+      error = score_error(p, softmax.scores[n], softmax.max - softmax.scores[n], of);
+      factor = dropout.at<double>(s, head, i, j);
+    }
+    const double of_score = change(prob, probs.rest(n), error);
+    errors.probs[n] = exp_error(p) + of_score;
+    errors.lse += prob * (exp_error(p) + error);
+    partial_sum += prob;
+    of_sum += square(prob * exp_error(p)) + square(sum_unit(p) * partial_sum);
+    if (n == probs.top) of_top = of_score;
+    const double of_rounding =
+        (prob_unit(p) + exp_error(p)) * (prob * factor) + underflow_unit(p.dtype()) * (factor / softmax.sum);
+    for (size_t c = 0; c < v.size(); ++c) {
+      partial_out[c] += prob * factor * v[c];
+      squares[c] += square(of_rounding * v[c] * up) + square(sum_unit(p) * partial_out[c] * up);
+      const double apart = factor * v[c] - out[c];
+      furthest[c] = std::max(furthest[c], std::abs(apart));
+      if (n == probs.top) continue;
+      of_rest[c] += prob * apart;
+      of_scores[c] += square(of_score / probs.rest(n) * prob * apart * up);
+    }
+  }
+  // What the largest gains the others lose together.
+  const double gain = probs.below_top == 0 ? 0 : of_top / probs.below_top;
+  for (size_t c = 0; c < v.size(); ++c) {
+    of_scores[c] = std::min(of_scores[c] + square(gain * of_rest[c] * up), square(furthest[c] / 2 * up));
+    errors.out[c] = std::sqrt(squares[c] + of_scores[c] + of_sum * square(out[c] * up)) / up;
+  }
+  return errors;
 }
 
 RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i,
                    const RowSoftmax<double>& softmax, const double* out) {
-  const int64_t kv_head = head / p.group();
-  std::vector<double> q(static_cast<size_t>(p.head_dim_qk)), k(q.size()), v(static_cast<size_t>(p.head_dim_v));
-  load_row(p.q().row(s.batch_idx, s.row_q + i, head), p.dtype(), p.head_dim_qk, q.data());
-
-  const double top = largest_score(s, softmax);
-  double lse_error = 0;
-  double sum_error = 0;  // square of the sum's relative error
-  if (p.features.has(core::Feature::sink)) {
-    const double logit = sink<double>(p, head);
-    // Kernels take it against the largest score, which may be far below.
-    const double exponent = std::max(softmax.max - logit, std::abs(logit - top));
-    lse_error = softmax.prob(logit) * score_unit(p, std::max(rounded_size(p, logit), exponent), 0);
-    sum_error = lse_error * lse_error;
-  }
-
-  // The squared errors of out, summed over keys. They are scaled by `up`, because dropout may leave a row so small that
-  // double cannot hold the squares.
-  std::vector<double> squares(v.size());
-  const double up = out_of_tiny(p.head_dim_v, out);
-  double partial_sum = 0;
-  std::vector<double> partial_out(v.size());
-  const DropoutFactor dropout(p);
-  for (int64_t j = 0; j < s.len_kv; ++j) {
-    const double score = softmax.scores[j];
-    if (score == kHidden<double>) continue;
-    const double weight = softmax.prob(score);
-    if (weight == 0) continue;
-    load_k(p, s, j, kv_head, k.data());
-    // The argument of exp, s_j - max, is rounded too.
-    const double unit = score_error(p, score, softmax.max - score, q.data(), k.data());
-    lse_error += weight * unit;
-    partial_sum += weight;
-    sum_error += weight * weight * unit * unit + square(sum_unit(p) * partial_sum);
-
-    const double factor = dropout.at<double>(s, head, i, j);
-    const double prob_error =
-        (prob_unit(p) + unit) * (weight * factor) + underflow_unit(p.dtype()) * (factor / softmax.sum);
-    load_v(p, s, j, kv_head, v.data());
-    for (size_t c = 0; c < v.size(); ++c) {
-      partial_out[c] += weight * factor * v[c];
-      squares[c] += square(prob_error * v[c] * up) + square(sum_unit(p) * partial_out[c] * up);
-    }
-  }
-
-  RowNoise noise{std::vector<double>(v.size())};
-  for (size_t c = 0; c < v.size(); ++c) {
-    const double value = std::abs(out[c]);
-    noise.out[c] = 2 * std::sqrt(squares[c] + sum_error * square(value * up)) / up +
-                   unit_roundoff(p.out_dtype()) * value + underflow_unit(p.out_dtype());
+  const RowErrors errors = row_errors(p, s, head, i, softmax, out);
+  RowNoise noise{std::vector<double>(errors.out.size())};
+  for (size_t c = 0; c < noise.out.size(); ++c) {
+    noise.out[c] = 2 * errors.out[c] + unit_roundoff(p.out_dtype()) * std::abs(out[c]) + underflow_unit(p.out_dtype());
   }
   // The LSE errs as the scores do; it is rounded once more, and twice by kernels that turn it from base 2 to base e. It
   // is the sum of the largest score and of a logarithm, which cancel where a sink is far above.
   const double lse_unit = unit_roundoff(p.lse().dtype == DType::f64 ? DType::f64 : DType::f32);
+  const double top = largest_score(s, softmax);
   const double terms = std::abs(top) + std::abs(softmax.lse - top);
-  noise.lse = 2 * lse_error + (std::isfinite(softmax.lse) ? 2 * lse_unit * std::max(std::abs(softmax.lse), terms) : 0);
+  noise.lse = 2 * errors.lse + (std::isfinite(softmax.lse) ? 2 * lse_unit * std::max(std::abs(softmax.lse), terms) : 0);
   return noise;
 }
 

@@ -24,15 +24,19 @@ inline int64_t alibi_distance(const core::AttentionArguments& p, const core::Seq
   return std::abs(position - j);
 }
 
+// The score after the cap, from scale * q.k.
+template <typename Real>
+Real soft_capped(const core::AttentionArguments& p, Real value) {
+  if (!p.features.has(core::Feature::softcap)) return value;
+  const Real cap = static_cast<Real>(p.softcap);
+  return cap * std::tanh(value / cap);
+}
+
 // The score that softmax sees for a visible key, from the product q.k.
 template <typename Real>
 Real score(const core::AttentionArguments& p, const core::Sequence& s, int64_t head, int64_t i, int64_t j,
            Real product) {
-  Real value = static_cast<Real>(p.scale) * product;
-  if (p.features.has(core::Feature::softcap)) {
-    const Real cap = static_cast<Real>(p.softcap);
-    value = cap * std::tanh(value / cap);
-  }
+  Real value = soft_capped(p, static_cast<Real>(p.scale) * product);
   if (p.features.has(core::Feature::bias)) {
     value += load<Real>(p.bias.data, p.bias.dtype, p.bias.index(s.batch_idx, head, i, s.slot_kv + j));
   }

@@ -8,8 +8,7 @@
 
 #include "cases/poisoned_workspace.hpp"
 #include "cases/random.hpp"
-#include "cases/tensor_places.hpp"
-#include "portable/float16.hpp"
+#include "cases/tensor_elements.hpp"
 
 namespace tessella::tests {
 namespace {
@@ -19,54 +18,6 @@ Case forward_of(const Case& c) {
   forward.plan = false;
   forward.lse = true;
   return forward;
-}
-
-template <typename T>
-T read(const std::byte* at) {
-  T value;
-  std::memcpy(&value, at, sizeof value);
-  return value;
-}
-template <typename T>
-void write(std::byte* at, T value) {
-  std::memcpy(at, &value, sizeof value);
-}
-
-double get(const tessella_tensor& t, int64_t element) {
-  const std::byte* at = static_cast<const std::byte*>(t.data) + element * size_of(t.dtype);
-  switch (t.dtype) {
-    case TESSELLA_F64: return read<double>(at);
-    case TESSELLA_F32: return read<float>(at);
-    case TESSELLA_BF16: return portable::to_float(read<portable::BFloat16>(at));
-    default: return portable::to_float(read<portable::Float16>(at));
-  }
-}
-
-void set(const tessella_tensor& t, int64_t element, double value) {
-  std::byte* at = static_cast<std::byte*>(t.data) + element * size_of(t.dtype);
-  switch (t.dtype) {
-    case TESSELLA_F64: return write(at, value);
-    case TESSELLA_F32: return write(at, static_cast<float>(value));
-    case TESSELLA_BF16: return write(at, portable::to_bfloat16(static_cast<float>(value)));
-    default: return write(at, portable::to_float16(static_cast<float>(value)));
-  }
-}
-
-// Calls fn with the indices of every element, in order of the axes.
-template <typename Fn>
-void for_each_element(const tessella_tensor& t, Fn&& fn) {
-  int64_t idx[8] = {};
-  for (int axis = 0; axis < t.ndim; ++axis) {
-    if (t.shape[axis] == 0) return;
-  }
-  for (;;) {
-    int64_t at = 0;
-    for (int axis = 0; axis < t.ndim; ++axis) at += idx[axis] * t.strides[axis];
-    fn(at);
-    int axis = t.ndim - 1;
-    while (axis >= 0 && ++idx[axis] == t.shape[axis]) idx[axis--] = 0;
-    if (axis < 0) return;
-  }
 }
 
 // Memory of the same form, full of poison.

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "cases/tensor_places.hpp"
+#include "portable/float16.hpp"
 #include "portable/float8.hpp"
 #include "portable/int4.hpp"
 #include "tessella/tessella.h"
@@ -52,6 +53,37 @@ inline void set(const tessella_tensor& tensor, int64_t element, double value) {
     case TESSELLA_I8: return put(at, static_cast<int8_t>(rounded(value, -128, 127)));
     case TESSELLA_BOOL: return put(at, static_cast<uint8_t>(value != 0));
     default: return put(at, static_cast<int32_t>(value));
+  }
+}
+
+inline double get(const tessella_tensor& tensor, int64_t element) {
+  const auto read = [&]<typename T>(T value) {
+    std::memcpy(&value, static_cast<const std::byte*>(tensor.data) + element * size_of(tensor.dtype), sizeof(T));
+    return value;
+  };
+  switch (tensor.dtype) {
+    case TESSELLA_F64: return read(double{});
+    case TESSELLA_F32: return static_cast<double>(read(float{}));
+    case TESSELLA_BF16: return static_cast<double>(portable::to_float(read(portable::BFloat16{})));
+    case TESSELLA_F16: return static_cast<double>(portable::to_float(read(portable::Float16{})));
+    default: throw std::invalid_argument("no floating point");
+  }
+}
+
+// Calls fn with the place of every element, in order of the axes.
+template <typename Fn>
+void for_each_element(const tessella_tensor& t, Fn&& fn) {
+  int64_t idx[8] = {};
+  for (int axis = 0; axis < t.ndim; ++axis) {
+    if (t.shape[axis] == 0) return;
+  }
+  for (;;) {
+    int64_t at = 0;
+    for (int axis = 0; axis < t.ndim; ++axis) at += idx[axis] * t.strides[axis];
+    fn(at);
+    int axis = t.ndim - 1;
+    while (axis >= 0 && ++idx[axis] == t.shape[axis]) idx[axis--] = 0;
+    if (axis < 0) return;
   }
 }
 

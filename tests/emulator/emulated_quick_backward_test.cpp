@@ -1,5 +1,5 @@
-// What goes wrong in backward_sm80 first: a test each for its turns at dQ, its barriers and what it clears, in seconds.
-// Each names what it catches in mutations*.py.
+// What goes wrong in backward_sm80 first: a test each for its turns at dQ, its barriers, what it clears and what it
+// might forget, in seconds. Each names what it catches in mutations*.py.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -16,11 +16,11 @@ namespace {
 
 // Right under every schedule, and of the same bits. Two heads on one, three tiles of queries and four of keys: blocks
 // run in pairs, and those of a pair take turns at the same queries.
-void expect_right(const std::string& features) {
+void expect_right(const std::string& features, uint64_t num_schedules = 4) {
   const Case c = with_feature(
       "dtype=bf16 heads_q=2 heads_kv=1 seqlen_q=150 seqlen_kv=500 head_dim_qk=32 head_dim_v=32 seed=1", features);
   std::vector<std::byte> first;
-  for (const uint64_t seed : {1, 2, 3, 4}) {
+  for (uint64_t seed = 1; seed <= num_schedules; ++seed) {
     BackwardCall call(c);
     ASSERT_EQ(run_backward(call, cuda::backward_sm80_recipe, c.max_seqlen, seed), "") << to_string(c);
     ASSERT_EQ(call.check(), "") << to_string(c);
@@ -40,6 +40,11 @@ TEST(EmulatedQuickBackward, DeadRows) { expect_right("window_right=0 seqlen_kv=1
 TEST(EmulatedQuickBackward, UnseenKeys) { expect_right("masked_nan=1 dense=k window_right=0"); }
 
 TEST(EmulatedQuickBackward, Slopes) { expect_right("alibi=h"); }
+
+TEST(EmulatedQuickBackward, Options) {
+  expect_right("softcap=2", 1);
+  expect_right("scale=-0.3 sink=1", 1);
+}
 
 }  // namespace
 }  // namespace tessella::tests

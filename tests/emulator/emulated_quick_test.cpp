@@ -39,6 +39,14 @@ TEST(EmulatedQuick, GrowingScores) {
   }
 }
 
+// Of scores in the millions, which fp32 rounds, one has nearly all of its row: no other value may be in it.
+TEST(EmulatedQuick, SaturatedRows) {
+  Case c = small(128);
+  c.seqlen_kv = 600;
+  c.spread = 1e7;
+  expect_right(c);
+}
+
 TEST(EmulatedQuick, Causal) {
   Case c = small(128);
   c.window_right = 0;

@@ -248,4 +248,16 @@ MUTATIONS = [
         "Slopes",
         BACKWARD,
     ),
+    Mutation(
+        "softcap_derivative",
+        "gradient.hpp",
+        "gradients.d_unmodified * (1 - tanh * tanh) : gradients.d_unmodified;",
+        "gradients.d_unmodified : gradients.d_unmodified;",
+        "Options",
+        BACKWARD,
+    ),
+    Mutation("dk_scale", "backward_sm80.hpp", "p.dk, dk, p.forward.scale,", "p.dk, dk, 1.0f,", "Options", BACKWARD),
+    Mutation(
+        "sm90_dk_scale", "backward_sm90.hpp", "p.dk, dk, p.forward.scale,", "p.dk, dk, 1.0f,", "Scores", BACKWARD_SM90
+    ),
 ]

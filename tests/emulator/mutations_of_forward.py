@@ -193,4 +193,11 @@ MUTATIONS = [
         "return summary.is_last(0);",
         "SkippedTilesOfAMap",
     ),
+    Mutation(
+        "large_max_rescale",
+        "softmax.hpp",
+        "if (has_begun) rescale(m, factor);",
+        "if (has_begun && !has_large_max(rows, scale_log2)) rescale(m, factor);",
+        "SaturatedRows",
+    ),
 ]

@@ -12,6 +12,7 @@
 #include "cases/configurations.hpp"
 #include "cases/kernels.hpp"
 #include "cases/tensor_places.hpp"
+#include "cases/wrong_forward.hpp"
 
 namespace tessella::tests {
 namespace {
@@ -233,6 +234,19 @@ TEST_P(Backward, BitsDoNotDependOnThreads) {
       EXPECT_EQ(first.results(), other.results()) << threads << " threads, " << feature;
     }
   }
+}
+
+// The check knows nothing of the out and LSE that the kernel was given.
+TEST_P(Backward, AWrongForwardIsCaught) {
+  if (GetParam().name == "reference.backward") GTEST_SKIP() << "it finds out and LSE by itself";
+  each_dtype([&](const char* dtype) {
+    for (const char* what : kWrongForwards) {
+      Case c = base("heads_q=4 heads_kv=2 seqlen_q=40 seqlen_kv=50 head_dim_qk=16 head_dim_v=16 spread=2");
+      c.dtype = dtype;
+      const Catch found = run_wrong_forward(supported(c), what);
+      EXPECT_EQ(found.caught, Caught::yes) << dtype << " " << what << ": " << found.message;
+    }
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, Backward, testing::ValuesIn(kernels_of("backward")), kernel_test_name);

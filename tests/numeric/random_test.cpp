@@ -8,6 +8,9 @@
 // Those of cuda.decode's kernels are few queries on caches; --decode gives such cases to the other forward kernels,
 // too. --quantized gives them k and v of 8 and 4 bits, for a kernel that takes these, --mla caches of MLA.
 //
+// --wrong-forward gives backward kernels an out and LSE of another forward (cases/wrong_forward.hpp): a case passes if
+// the check refuses its gradients.
+//
 // Every failing case is printed as its line. Exit status 0 when all passed and every kernel had one, 1 when one failed
 // or was unsupported, as none of these cases should be, 2 on bad input.
 
@@ -29,12 +32,15 @@
 #include "cases/call.hpp"
 #include "cases/cases.hpp"
 #include "cases/configurations.hpp"
+#include "cases/wrong_forward.hpp"
 
 namespace {
 
 using tessella::tests::BackwardCall;
 using tessella::tests::Call;
 using tessella::tests::Case;
+using tessella::tests::Catch;
+using tessella::tests::Caught;
 using tessella::tests::Outcome;
 using tessella::tests::Takes;
 using tessella::tests::Verdict;
@@ -48,6 +54,7 @@ struct Arguments {
   bool decode = false;
   bool quantized = false;
   bool mla = false;
+  bool wrong_forward = false;
   bool list_configs = false;
   bool compile_only = false;
 };
@@ -76,6 +83,10 @@ std::vector<Kernel> kernels(const Arguments& arguments) {
     const std::string_view operation = info.operation;
     if ((operation != "forward" && operation != "backward") || (!only.empty() && only != info.name)) continue;
     if (arguments.decode && (operation == "backward" || std::string_view(info.name) == "cuda.forward_sm90")) continue;
+    // The reference finds out and LSE by itself.
+    if (arguments.wrong_forward && (operation == "forward" || std::string_view(info.name) == "reference.backward")) {
+      continue;
+    }
     if (info.unavailable[0] != '\0') {
       std::printf("skipped %s: %s\n", info.name, info.unavailable);
       continue;
@@ -110,6 +121,19 @@ Outcome run(const Case& c) {
   }
   if (outcome.verdict == Verdict::failed) print_failure(outcome.message);
   return outcome;
+}
+
+Outcome run_with_wrong_forward(const Case& c, uint64_t seed) {
+  std::snprintf(t_line, sizeof t_line, "%s", to_string(c).c_str());
+  const char* what = tessella::tests::kWrongForwards[seed / 7 % tessella::tests::kWrongForwards.size()];
+  Catch found{Caught::no, ""};
+  try {
+    found = run_wrong_forward(c, what);
+  } catch (const std::exception& error) {
+    found.message = error.what();
+  }
+  if (found.caught == Caught::no) print_failure("not refused with another " + found.message);
+  return {found.caught == Caught::no ? Verdict::failed : Verdict::passed, found.message};
 }
 
 // work(at) for every at below count, in so many threads.
@@ -156,13 +180,17 @@ Case smallest_case(const Kernel& kernel, int idx) {
 
 int run_random(const Arguments& arguments, const std::vector<Kernel>& list) {
   std::vector<std::atomic<int64_t>> passed(list.size());
-  std::atomic<int64_t> failed{0}, unsupported{0};
+  std::atomic<int64_t> failed{0}, unsupported{0}, refused{0};
   in_threads(arguments.jobs, arguments.cases, [&](int64_t at) {
     const size_t idx = static_cast<size_t>(at) % list.size();
     const uint64_t seed = arguments.seed * 1'000'000'007 + static_cast<uint64_t>(at);
-    const Outcome outcome = run(random_case(list[idx], seed, arguments));
+    const Case c = random_case(list[idx], seed, arguments);
+    const Outcome outcome = arguments.wrong_forward ? run_with_wrong_forward(c, seed) : run(c);
     switch (outcome.verdict) {
-      case Verdict::passed: ++passed[idx]; break;
+      case Verdict::passed:
+        ++passed[idx];
+        refused += outcome.message.empty();
+        break;
       case Verdict::failed: ++failed; break;
       case Verdict::unsupported:
         ++unsupported;
@@ -176,6 +204,10 @@ int run_random(const Arguments& arguments, const std::vector<Kernel>& list) {
     if (passed[idx] > 0) continue;
     std::printf("FAILED %s: none of its cases passed, expected all\n", list[idx].name.c_str());
     is_right = false;
+  }
+  if (arguments.wrong_forward) {
+    std::printf("%lld of them refused, expected most\n", static_cast<long long>(refused));
+    is_right = is_right && 2 * refused > arguments.cases;
   }
   std::printf("%lld passed, %lld failed, %lld unsupported by their kernel\n", static_cast<long long>(all_passed),
               static_cast<long long>(failed), static_cast<long long>(unsupported));
@@ -242,6 +274,10 @@ bool read(int argc, char** argv, Arguments& to) {
       to.mla = true;
       continue;
     }
+    if (option == "--wrong-forward") {
+      to.wrong_forward = true;
+      continue;
+    }
     if (option == "--quantized") {
       to.quantized = true;
       continue;
@@ -276,10 +312,10 @@ bool read(int argc, char** argv, Arguments& to) {
 int main(int argc, char** argv) {
   Arguments arguments;
   if (!read(argc, argv, arguments)) {
-    std::fprintf(
-        stderr,
-        "usage: random_test [--cases N] [--seed S] [--kernel NAME] [--jobs N] [--max-configs N]\n"
-        "                   [--decode] [--quantized] [--mla] [--list-configs | --compile-only | --case \"LINE\"]\n");
+    std::fprintf(stderr,
+                 "usage: random_test [--cases N] [--seed S] [--kernel NAME] [--jobs N] [--max-configs N]\n"
+                 "                   [--decode | --quantized | --mla | --wrong-forward] [--list-configs | "
+                 "--compile-only | --case \"LINE\"]\n");
     return 2;
   }
   for (const int signal_number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) signal(signal_number, on_fault);
