@@ -68,11 +68,13 @@ void compute_row(const AttentionArguments& p, const Sequence& s, int64_t head, i
   }
   row.scores.assign(keys, kHidden<Real>);
   row.delta = row.d_sink = 0;
+  row.sees_key = false;
   std::vector<Real> k(q.size()), v(d_out.size());
 
   for (int64_t j = 0; j < s.len_kv; ++j) {
     if (!core::visible(p, s, head, i, j)) continue;
     const auto n = static_cast<size_t>(j);
+    row.sees_key = true;
     load_row(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.k().dtype, p.head_dim_qk, k.data());
     row.products[n] = dot(q, k);
     row.scores[n] = score(p, s, head, i, j, row.products[n]);
@@ -85,7 +87,7 @@ void compute_row(const AttentionArguments& p, const Sequence& s, int64_t head, i
     softmax = {load<Real>(at(Name::lse), p.lse().dtype, 0)};
   }
   row.lse = softmax.shift + std::log(softmax.sum);
-  if (row.lse == kHidden<Real>) return;  // it sees nothing
+  if (row.lse == kHidden<Real>) return;  // it sees nothing, not even a sink
 
   const DropoutFactor dropout(p);
   for (int64_t j = 0; j < s.len_kv; ++j) {
@@ -96,10 +98,11 @@ void compute_row(const AttentionArguments& p, const Sequence& s, int64_t head, i
     row.dropout[n] = dropout.at<Real>(s, head, i, j);
     row.d_probs[n] = row.dropout[n] == 0 ? Real{0} : row.dropout[n] * dot(d_out, v);
   }
+  row.delta = -d_lse;
   if constexpr (std::is_same_v<Real, double>) {
-    row.delta = dot(row.probs, row.d_probs) - d_lse;
-  } else {
-    row.delta = dot(d_out, load_vector<Real>(at(Name::out), p.out_dtype(), p.head_dim_v)) - d_lse;
+    row.delta += dot(row.probs, row.d_probs);
+  } else if (row.sees_key) {
+    row.delta += dot(d_out, load_vector<Real>(at(Name::out), p.out_dtype(), p.head_dim_v));
   }
   for (size_t n = 0; n < keys; ++n) {
     if (row.scores[n] == kHidden<Real>) continue;

@@ -28,6 +28,7 @@ struct RowBackward {
   std::vector<Real> d_probs;     // dP_j
   std::vector<Real> d_scores;    // dS_j
   std::vector<Real> d_products;  // dS_j softcap'_j
+  bool sees_key = false;         // else q and dO of the query are ignored
   Real lse = 0;
   Real delta = 0;   // delta - dLSE
   Real d_sink = 0;  // this query's term

@@ -76,7 +76,8 @@ class QueryNoise {
     };
     const auto q = load_of(Name::q, p_.head_dim_qk), d_out = load_of(Name::d_out, p_.head_dim_v);
     const DotSize delta = dot_size(d_out, load_of(Name::out, p_.head_dim_v));
-    errors.delta = unit(p_) * (delta.partials + std::abs(row.delta)) + given_unit(p_, p_.out_dtype()) * delta.terms;
+    errors.delta = unit(p_) * std::abs(row.delta);
+    if (row.sees_key) errors.delta += unit(p_) * delta.partials + given_unit(p_, p_.out_dtype()) * delta.terms;
     errors.lse = std::max(unit(p_), given_unit(p_, p_.lse().dtype)) * std::abs(row.lse);
     double partial_prob = 0, partial_delta = 0, of_probs = 0, of_delta = 0;
     std::vector<double> k(q.size()), v(d_out.size());
