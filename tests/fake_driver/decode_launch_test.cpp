@@ -191,6 +191,17 @@ TEST(DecodeLaunch, RowsOfMla) {
   });
 }
 
+// Without a key there is nothing to read: a call and its plan in the cache say the same of v.
+TEST(DecodeLaunch, CachesWithoutARow) {
+  in_child([] {
+    AttentionArguments p = mla_step(2, 0);
+    p.heads_kv = 2;
+    p.v_in_k = false;
+    EXPECT_EQ(planned(p, "").kernel->name, "cuda.decode");
+    EXPECT_EQ(api::cached_plan(core::Shape(p), {}, "forward")->kernel->name, "cuda.decode");
+  });
+}
+
 TEST(DecodeLaunch, BeforeHopperBlocksMeetInMemory) {
   in_child(
       [] {
