@@ -144,6 +144,20 @@ void test_gradients(const at::Device& device) {
   }
   expect_error(ts::ErrorCode::unsupported, "attention: a gradient of gradients is wanted, and there is none",
                [&] { ::torch::autograd::grad({loss()}, {q}, {}, true, true); });
+  const std::string own = device.is_cpu() ? "cpu.forward_baseline" : "cuda.forward_sm80";
+  for (const ts::AttentionOptions& of_forward :
+       {ts::AttentionOptions{.kernel = own},
+        ts::AttentionOptions{.batch_invariant = true, .query_class = ts::QueryClass::few}}) {
+    const at::Tensor one = at::randn({2, 1, 4, 16}, f32).requires_grad_();
+    const auto gradient = [&](const ts::AttentionOptions& options) {
+      return ::torch::autograd::grad({attention(one, q.detach(), q.detach(), options).pow(2).sum()}, {one})[0];
+    };
+    expect(near(gradient(of_forward), gradient({}).to(at::kDouble), 1e-4), "options of the forward stay there");
+  }
+  expect_error(ts::ErrorCode::unsupported,
+               "attention: q requires grad, and slices of a whole have gradients in f64 alone; for the forward alone "
+               "expected .detach() of each tensor that requires grad, or a call under torch::NoGradGuard",
+               [&] { attention(q, q, q, {.first_query = 3}); });
   expect_error(ts::ErrorCode::unsupported,
                "attention: k requires grad, and a call with out or lse given has no gradients", [&] {
                  attention(q.detach(), q, q.detach(), {}, {.out = at::empty({2, 9, 4, 16}, f32)});

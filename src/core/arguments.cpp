@@ -16,14 +16,16 @@ int32_t alignment(const Operand& t) {
   return static_cast<int32_t>(bits & (~bits + 1));
 }
 
-// True if values are the first columns of keys. Memory may be absent when a plan is made or a cache has no rows;
-// strides then decide, for one KV head as in MLA.
+// True if values are the first columns of keys. Where the cache has no rows, strides decide. So they do where memory is
+// absent because a plan is made, for one KV head as in MLA.
 bool v_in_k(const AttentionArguments& a) {
   const Operand &k = a.k(), &v = a.v();
-  const bool has_no_rows = a.batch == 0 || a.total_kv == 0;
-  const bool may_be = k.data != nullptr || (a.heads_kv == 1 && (has_no_rows || k.row_stride >= a.head_dim_qk));
-  return may_be && k.data == v.data && k.dtype == v.dtype && k.batch_stride == v.batch_stride &&
-         k.row_stride == v.row_stride && k.head_stride == v.head_stride && a.head_dim_v < a.head_dim_qk;
+  const auto [slots, rows] = a.axes_kv();
+  const bool has_no_rows = a.batch == 0 || slots == 0 || rows == 0;
+  const bool is_of_strides = has_no_rows || (k.data == nullptr && a.heads_kv == 1 && k.row_stride >= a.head_dim_qk);
+  return (is_of_strides || k.data != nullptr) && (has_no_rows || k.data == v.data) && k.dtype == v.dtype &&
+         k.batch_stride == v.batch_stride && k.row_stride == v.row_stride && k.head_stride == v.head_stride &&
+         a.head_dim_v < a.head_dim_qk;
 }
 
 int64_t window_keys(const AttentionArguments& a) {

@@ -154,8 +154,9 @@ void fields(std::type_identity<CopyPagesShape>, F&& f) {
 }
 
 // A length to a quarter of a power of two: a sequence that grows meets few plans, and no workspace is over a quarter
-// too large.
+// too large. None stays none: of rows that do not exist kernels ask nothing.
 constexpr int64_t rounded_length(int64_t length) {
+  if (length == 0) return 0;
   const auto at_least = static_cast<uint64_t>(std::max<int64_t>(length, 64));
   const uint64_t step = std::bit_floor(at_least) / 4;
   return static_cast<int64_t>((at_least + step - 1) / step * step);

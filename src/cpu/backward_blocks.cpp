@@ -164,6 +164,7 @@ BackwardShared<Real>::BackwardShared(const AttentionShape& p, const BackwardTili
   Memory memory(base, bytes);
   memory.take(keys / tiling.block_keys + p.batch + 1, blocks);
   memory.take(p.heads_kv * query_tiles, turn);
+  memory.take(p.heads_kv * rows, lse);
   memory.take(p.heads_kv * rows, delta);
   memory.take(p.heads_kv * rows, slope);
   if (dq_count > 0) memory.take(dq_count, dq);
@@ -172,23 +173,18 @@ BackwardShared<Real>::BackwardShared(const AttentionShape& p, const BackwardTili
 }
 
 template <typename Real>
-void QueryTileRows<Real>::begin(const Real* delta_of_rows, const std::byte** q, const std::byte** d_out) {
+void QueryTileRows<Real>::begin(const RowData<Real>& rows, const std::byte** q, const std::byte** d_out) {
   constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
   const AttentionArguments& p = *query_tile.arguments;
   const Sequence& s = *query_tile.sequence;
   for (int r = 0; r < lanes; ++r) {
-    q[r] = d_out[r] = nullptr;
-    lse[r] = kInfinity;
-    delta[r] = slope[r] = 0;
-    if (r >= query_tile.num_rows) continue;
-    const int64_t row = s.row_q + query_tile.query[r];
-    const int64_t head = query_tile.head[r];
-    const auto given = static_cast<Real>(load_lse(p.lse(), s.batch_idx, row, head));
-    if (given == -kInfinity) continue;
-    lse[r] = given == kInfinity ? std::numeric_limits<Real>::quiet_NaN() : given;
-    delta[r] = delta_of_rows[r];
-    q[r] = p.q().row(s.batch_idx, row, head);
-    d_out[r] = p.tensors[Name::d_out].row(s.batch_idx, row, head);
+    const bool is_idle = r >= query_tile.num_rows || rows.lse[r] == kInfinity;
+    const int64_t row = s.row_q + query_tile.query[r], head = query_tile.head[r];
+    q[r] = is_idle ? nullptr : p.q().row(s.batch_idx, row, head);
+    d_out[r] = is_idle ? nullptr : p.tensors[Name::d_out].row(s.batch_idx, row, head);
+    lse[r] = is_idle ? kInfinity : rows.lse[r];
+    delta[r] = is_idle ? 0 : rows.delta[r];
+    slope[r] = 0;
   }
 }
 
@@ -268,7 +264,7 @@ void run_backward(const BackwardKernel<Real>& kernel, const AttentionArguments& 
 }
 
 #define TESSELLA_INSTANTIATE(Real)                                                                          \
-  template void QueryTileRows<Real>::begin(const Real*, const std::byte**, const std::byte**);              \
+  template void QueryTileRows<Real>::begin(const RowData<Real>&, const std::byte**, const std::byte**);     \
   template bool is_over(const AttentionArguments&, const BackwardShared<Real>&);                            \
   template bool wait_for_turn(const std::atomic<int32_t>&, int32_t, const AttentionArguments&,              \
                               const BackwardShared<Real>&);                                                 \

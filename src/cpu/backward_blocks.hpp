@@ -47,6 +47,7 @@ template <typename Real>
 struct BackwardShared {
   KeyBlock* blocks = nullptr;               // [most blocks]
   std::atomic<int32_t>* turn = nullptr;     // [heads_kv][query tiles] the last block that has added to its dQ, plus one
+  Real* lse = nullptr;                      // [heads_kv][rows] natural; +inf for a row that sees no key
   Real* delta = nullptr;                    // [heads_kv][rows] dO . out - dLSE
   Real* slope = nullptr;                    // [heads_kv][rows] sum of dS times ALiBi's distance
   Real* dq = nullptr;                       // sums of dQ, not yet times scale; only where it is wanted:
@@ -71,6 +72,13 @@ struct BackwardShared {
   }
 };
 
+// What a query tile's rows have of BackwardShared.
+template <typename Real>
+struct RowData {
+  const Real* lse;
+  const Real* delta;
+};
+
 // The queries of a query tile beside a block of keys.
 template <typename Real>
 struct QueryTileRows {
@@ -80,9 +88,9 @@ struct QueryTileRows {
   alignas(64) Real slope[kMaxQueryTileRows];  // sum of dS times ALiBi's distance
   int lanes = 0;
 
-  // Sets lse, delta and slope, and finds the addresses of q and dO. A row that sees no key has LSE -inf: its addresses
-  // are null, and zeros stand for its values.
-  void begin(const Real* delta_of_rows, const std::byte** q, const std::byte** d_out);
+  // Sets lse, delta and slope, and finds the addresses of q and dO. Those of a row that sees no key are null: zeros
+  // stand for its values, which may be NaN.
+  void begin(const RowData<Real>& rows, const std::byte** q, const std::byte** d_out);
 };
 
 // A block's turn at a query tile: the number of the block that has it just before, plus one; 0 if there is none. Blocks
@@ -138,7 +146,7 @@ struct BlockWork {
   int num_keys() const { return static_cast<int>(key_end - key_begin); }
 };
 
-// The query tiles that see some key of the block, in order: compute(query_tile, delta) has all but dQ's sums and may
+// The query tiles that see some key of the block, in order: compute(query_tile, row data) has all but dQ's sums and may
 // run beside other blocks; add_dq(query_tile, first row or query tile of dQ's sums) follows in the block's turn. lanes:
 // of a query tile, a multiple of this. False where the call is over.
 template <typename Real, typename Compute, typename AddDq>
@@ -158,7 +166,7 @@ bool walk_query_tiles(const BlockWork<Real>& block, const BackwardShared<Real>& 
     of.query_tile.tile_keys = shared.map.tile_keys();
     if (of.query_tile.hides(block.key_begin, block.key_end)) continue;
     if (is_over(p, shared)) return false;
-    compute(of, shared.delta + first_row + row);
+    compute(of, RowData<Real>{shared.lse + first_row + row, shared.delta + first_row + row});
     if (!block.wants.dq && !block.wants.slopes) continue;
     std::atomic<int32_t>& turn = shared.turn[first_query_tile + n];
     if (!wait_for_turn(turn, turn_of(block.idx, of.query_tile, shared.tiling.block_keys), p, shared)) return false;
@@ -195,7 +203,7 @@ struct BackwardKernel {
   BackwardTiling (*tiling)(const core::AttentionShape& shape) = nullptr;
   int64_t (*scratch_bytes)(const core::AttentionShape& shape) = nullptr;  // of one thread
   ClassifyTiles classify_tiles = nullptr;
-  // delta of rows [begin, end) of a KV head of a sequence.
+  // LSE and delta of rows [begin, end) of a KV head of a sequence.
   void (*begin_rows)(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t kv_head,
                      int64_t begin, int64_t end, const BackwardShared<Real>& shared) = nullptr;
   void (*run_block)(const core::AttentionArguments& arguments, const KeyBlock& block, int64_t kv_head,

@@ -209,4 +209,23 @@ bool TileMap::is_seen(const AttentionArguments& p, const core::Sequence& s, int6
   return (word >> (key % 64) & 1) != 0 && (by_query_ || core::band_sees(s, key));
 }
 
+bool TileMap::sees_some_key(const AttentionArguments& p, const core::Sequence& s, int64_t kv_head,
+                            int64_t packed_row) const {
+  const int64_t query = packed_row / p.group(), head_idx = kv_head * p.group() + packed_row % p.group();
+  const int64_t begin = s.band.begin(query), end = s.band.end(query), keep_end = std::min(p.keep_first, end);
+  if (!exists()) return begin < end || keep_end > 0;
+  const TileClass* of = classes(s, kv_head, packed_row / tiling_.rows);
+  const auto sees_some = [&](int64_t key, int64_t keys_end) {
+    while (key < keys_end) {
+      if (of[key / tiling_.keys] == TileClass::hidden) {
+        key = (key / tiling_.keys + 1) * tiling_.keys;
+      } else if (core::element_visible(p, s, head_idx, query, key++)) {
+        return true;
+      }
+    }
+    return false;
+  };
+  return sees_some(0, keep_end) || sees_some(begin, end);
+}
+
 }  // namespace tessella::cpu

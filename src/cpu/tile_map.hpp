@@ -86,6 +86,9 @@ class TileMap {
   }
   // Whether some query of the sequence sees the key, by any head of the KV head.
   bool is_seen(const core::AttentionArguments& arguments, const core::Sequence& s, int64_t kv_head, int64_t key) const;
+  // Whether a packed row sees some key.
+  bool sees_some_key(const core::AttentionArguments& arguments, const core::Sequence& s, int64_t kv_head,
+                     int64_t row) const;
 
  private:
   // Of all maps.

@@ -35,8 +35,8 @@ constexpr void fields(const BackwardSm80Config& c, const Visit& visit) {
   visit("slope_tile_q", c.slope_tile_q);
 }
 
-// The data of a query that later steps read. Idle rows, which belong to no query or have an LSE of -inf, are 0, 0, 0,
-// 0.
+// The data of a query that later steps read. Idle rows, which belong to no query or see no key, have no keys. They are
+// 0, 0, 0, 0, but that a sink leaves a query its LSE and -d_lse.
 struct alignas(16) BackwardRow {
   float lse;
   float delta;         // d_out . out - d_lse

@@ -33,14 +33,9 @@ constexpr void fields(const ClassifyConfig& c, const Visit& visit) {
 // It knows the tiles' sizes and the masks, but no element type and no head dim, so that one program serves many
 // kernels.
 constexpr ClassifyConfig classify_config(const ScoreConfig& score, int32_t tile_q, int32_t tile_kv) {
-  return {.masks = {.mask = MaskLevel::bits,
-                    .documents = score.documents,
-                    .dense_mask = score.dense_mask,
-                    .block_map = score.block_map,
-                    .draft_mask = score.draft_mask,
-                    .mask_mod = score.mask_mod},
-          .tile_q = tile_q,
-          .tile_kv = tile_kv};
+  ScoreConfig masks = masks_of(score);
+  masks.mask = MaskLevel::bits;
+  return {.masks = masks, .tile_q = tile_q, .tile_kv = tile_kv};
 }
 
 }  // namespace tessella::portable

@@ -142,6 +142,8 @@ struct DecodeParams {
   int32_t cache_is_settled;
   CacheScaleParams k_scale, v_scale;
   Divisor scale_block;  // rows of one entry of these
+  // v_scale where all keys of a sequence and KV head have one: it multiplies out, and v_scale has no data.
+  CacheScaleParams out_factor;
 };
 
 }  // namespace tessella::portable

@@ -56,6 +56,14 @@ constexpr void fields(const ScoreConfig& c, const Visit& visit) {
   visit("batch_invariant", c.batch_invariant);
 }
 
+// Its element masks and nothing else.
+constexpr ScoreConfig masks_of(const ScoreConfig& c) {
+  return {.documents = c.documents,
+          .dense_mask = c.dense_mask,
+          .block_map = c.block_map,
+          .draft_mask = c.draft_mask,
+          .mask_mod = c.mask_mod};
+}
 constexpr int32_t num_masks(const ScoreConfig& c) {
   return (c.documents ? 1 : 0) + (c.dense_mask ? 1 : 0) + (c.block_map ? 1 : 0) + (c.draft_mask ? 1 : 0) +
          (c.mask_mod ? 1 : 0);

@@ -65,18 +65,20 @@ void compute_row(const AttentionArguments& p, const Sequence& s, int64_t head, i
   row.scores.assign(keys, kHidden<Real>);
   row.out.assign(d_out.size(), 0);
   row.delta = row.d_sink = 0;
+  row.sees_key = false;
   std::vector<Real> k(q.size()), v(d_out.size());
 
   for (int64_t j = 0; j < s.len_kv; ++j) {
     if (!core::visible(p, s, head, i, j)) continue;
     const auto n = static_cast<size_t>(j);
+    row.sees_key = true;
     load_row(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.k().dtype, p.head_dim_qk, k.data());
     row.products[n] = dot(q, k);
     row.scores[n] = score(p, s, head, i, j, row.products[n]);
   }
   const Real sink_score = sink<Real>(p, head);
   row.softmax = softmax_of(row.scores, sink_score);
-  if (row.softmax.lse == kHidden<Real>) return;  // it sees nothing
+  if (row.softmax.lse == kHidden<Real>) return;  // it sees nothing, not even a sink
 
   const DropoutFactor dropout(p);
   for (int64_t j = 0; j < s.len_kv; ++j) {
@@ -90,11 +92,12 @@ void compute_row(const AttentionArguments& p, const Sequence& s, int64_t head, i
     const Real weight = round_to(probs_dtype, row.probs[n]) * row.dropout[n];
     for (size_t c = 0; c < v.size(); ++c) row.out[c] += weight * v[c];
   }
+  row.delta = -d_lse;
   if constexpr (kIsPlain) {
     for (Real& value : row.out) value = round_to(p.out_dtype(), value);
-    row.delta = dot(d_out, row.out) - d_lse;
+    if (row.sees_key) row.delta += dot(d_out, row.out);
   } else {
-    row.delta = dot(row.probs, row.d_probs) - d_lse;
+    row.delta += dot(row.probs, row.d_probs);
   }
   for (size_t n = 0; n < keys; ++n) {
     if (row.scores[n] == kHidden<Real>) continue;

@@ -31,6 +31,7 @@ struct RowBackward {
   std::vector<Real> d_scores;    // dS_j
   std::vector<Real> d_products;  // dS_j softcap'_j
   std::vector<Real> out;
+  bool sees_key = false;  // else q and dO of the query are ignored
   RowSoftmax<Real> softmax{};
   Real delta = 0;   // delta - dLSE
   Real d_sink = 0;  // this query's term

@@ -74,7 +74,7 @@ class QueryNoise {
     const RowErrors of_row = row_errors(p_, s_, head, i, row.softmax, row.out.data());
     const core::Operand& from = p_.tensors[Name::d_out];
     const auto d_out = load(from.row(s_.batch_idx, s_.row_q + i, head), from.dtype, p_.head_dim_v);
-    errors.delta = delta_error(of_row, d_out);
+    errors.delta = row.sees_key ? delta_error(of_row, d_out) : unit(p_) * std::abs(row.delta);
     errors.lse = std::min(of_row.lse + std::max(unit(p_), given_unit(p_, p_.lse().dtype)) * std::abs(row.softmax.lse),
                           kMostOfLse);
     double partial_prob = 0, partial_delta = 0, of_probs = 0, of_delta = 0;

@@ -189,6 +189,18 @@ TEST(Plan, KnowsALatentCacheWithoutItsMemory) {
   const ts::Plan grown = ts::plan_forward(empty, {.max_seqlen_kv = 9});
   EXPECT_TRUE(is_for(grown, arguments(1, 24, memory[0], memory[0])));
   EXPECT_FALSE(is_for(grown, arguments(1, 24, memory[0], memory[1])));
+  // Of several heads too, beside which a v of its own has other strides.
+  static float of_heads[9 * 2 * 24];
+  const auto empty_for_two = [&](int64_t head_of_v) {
+    ts::ForwardArgs args = arguments(2, 2 * head_of_v, nullptr, nullptr);
+    args.k = ts::view(static_cast<float*>(nullptr), ts::f32, {1, 0, 2, 24}, {}, {TESSELLA_CPU, 0});
+    args.v = ts::view(static_cast<float*>(nullptr), ts::f32, {1, 0, 2, 16}, {0, 2 * head_of_v, head_of_v, 1},
+                      {TESSELLA_CPU, 0});
+    return ts::plan_forward(args, {.max_seqlen_kv = 9});
+  };
+  EXPECT_TRUE(is_for(empty_for_two(24), arguments(2, 48, of_heads, of_heads)));
+  EXPECT_FALSE(is_for(empty_for_two(24), arguments(2, 48, of_heads, memory[1])));
+  EXPECT_TRUE(is_for(empty_for_two(16), arguments(2, 32, of_heads, memory[1])));
   const auto is_for_others = [&](int64_t heads, int64_t row_of_v) {
     const ts::Plan plan = ts::plan_forward(arguments(heads, row_of_v, nullptr, nullptr));
     return is_for(plan, arguments(heads, row_of_v, memory[0], memory[1]));

@@ -49,7 +49,7 @@ BackwardCall::BackwardCall(const Case& c) : c_(c), forward_(forward_of(c)), opti
   if (wants('a')) add_output("d_alibi_slopes", *forward.alibi_slopes, true, args_.d_alibi_slopes);
 }
 
-// NaN for queries that see no key, and for rows of none.
+// NaN for queries that see no key, and for rows of none: with a sink only if q is NaN there too.
 void BackwardCall::make_d_out() {
   const tessella_tensor& out = *forward_.args().out;
   const tessella_tensor& lse = *forward_.args().lse;
@@ -64,7 +64,9 @@ void BackwardCall::make_d_out() {
   for (int64_t b = 0; b < (is_packed ? 1 : out.shape[0]); ++b) {
     for (int64_t row = 0; row < out.shape[axis]; ++row) {
       for (int64_t head = 0; head < out.shape[axis + 1]; ++head) {
-        if (std::isinf(get(lse, lse_element(lse, b, row, head)))) continue;
+        const tessella_tensor& q = *forward_.args().q;
+        const bool is_spoiled = q.shape[axis + 2] > 0 && std::isnan(get(q, element(q, b, row, head)));
+        if (is_spoiled || std::isinf(get(lse, lse_element(lse, b, row, head)))) continue;
         const int64_t at = element(out, b, row, head);
         for (int64_t c = 0; c < out.shape[axis + 2]; ++c) set(d_out_, at + c, random.normal());
       }

@@ -102,6 +102,8 @@ class Call {
   void make_scales(View& rows, View& scales, double step, Random& random);
   void make_masks(Random& random);
   std::optional<bool> of_region(int64_t b, int64_t h, int64_t i, int64_t j) const;
+  bool sees(int64_t b, int64_t h, int64_t i, int64_t slot) const;  // the query the key, by all masks
+  void spoil_queries_of_no_key();
   void spoil_keys_of_no_query();
   void make_scores(Random& random);
   void make_options();

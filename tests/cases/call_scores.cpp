@@ -106,8 +106,12 @@ void Call::make_masks(Random& random) {
   }
 }
 
-// NaN in keys of a sequence that all masks together hide from every query, by all heads of a KV head.
-void Call::spoil_keys_of_no_query() {
+bool Call::sees(int64_t b, int64_t h, int64_t i, int64_t slot) const {
+  portable::Band of_sequence = band(b);
+  if (args_.prefix_lengths != nullptr) {
+    of_sequence.prefix = static_cast<const int32_t*>(args_.prefix_lengths->data)[b];
+  }
+  if (!of_sequence.visible(i, slot - key_begin(b))) return false;
   const auto is_set = [](const tessella_tensor* mask, const auto&... idx) {
     if (mask == nullptr) return true;
     int64_t at = 0;
@@ -115,24 +119,37 @@ void Call::spoil_keys_of_no_query() {
     ((at += idx % mask->shape[axis] * mask->strides[axis], ++axis), ...);
     return static_cast<const uint8_t*>(mask->data)[at] != 0;
   };
-  const auto document = [](const std::vector<int32_t>& ids, bool packed, int64_t b, int64_t first, int64_t rows,
-                           int64_t at) { return ids[static_cast<size_t>(packed ? first + at : b * rows + at)]; };
-  const auto sees = [&](int64_t b, int64_t h, int64_t i, int64_t slot) {
-    const int64_t draft = slot - (key_end(b) - queries(b));
-    if (!is_set(args_.dense_mask, b, h, i, slot)) return false;
-    if (draft >= 0 && draft < queries(b) && !is_set(args_.draft_mask, b, i, draft)) return false;
-    if (c_.document && document(documents_q_, c_.packed_q, b, first_q(b), c_.seqlen_q, i) !=
-                           document(documents_kv_, c_.packed_kv, b, row_kv(b, 0).row, c_.seqlen_kv, slot)) {
-      return false;
-    }
-    return is_set(args_.block_map, b, h, i / std::max<int64_t>(c_.block_q, 1),
-                  slot / std::max<int64_t>(c_.block_kv, 1));
+  const auto document = [b](const std::vector<int32_t>& ids, bool packed, int64_t first, int64_t rows, int64_t at) {
+    return ids[static_cast<size_t>(packed ? first + at : b * rows + at)];
   };
+  const int64_t draft = slot - (key_end(b) - queries(b));
+  if (!is_set(args_.dense_mask, b, h, i, slot)) return false;
+  if (draft >= 0 && draft < queries(b) && !is_set(args_.draft_mask, b, i, draft)) return false;
+  if (c_.document && document(documents_q_, c_.packed_q, first_q(b), c_.seqlen_q, i) !=
+                         document(documents_kv_, c_.packed_kv, row_kv(b, 0).row, c_.seqlen_kv, slot)) {
+    return false;
+  }
+  return is_set(args_.block_map, b, h, i / std::max<int64_t>(c_.block_q, 1), slot / std::max<int64_t>(c_.block_kv, 1));
+}
+
+// NaN in q of queries from which all masks together hide every key.
+void Call::spoil_queries_of_no_key() {
   for (int64_t b = 0; b < c_.batch; ++b) {
-    portable::Band of_sequence = band(b);
-    if (args_.prefix_lengths != nullptr) {
-      of_sequence.prefix = static_cast<const int32_t*>(args_.prefix_lengths->data)[b];
+    for (int64_t i = 0; i < queries(b); ++i) {
+      for (int64_t h = 0; h < c_.heads_q; ++h) {
+        int64_t slot = key_begin(b);
+        while (slot < key_end(b) && !sees(b, h, i, slot)) ++slot;
+        if (slot < key_end(b)) continue;
+        const int64_t at = element(q_.tensor, b, first_q(b) + i, h);
+        for (int64_t c = 0; c < c_.head_dim_qk; ++c) set(q_.tensor, at + c, std::nan(""));
+      }
     }
+  }
+}
+
+// NaN in keys of a sequence that all masks together hide from every query, by all heads of a KV head.
+void Call::spoil_keys_of_no_query() {
+  for (int64_t b = 0; b < c_.batch; ++b) {
     for (int64_t slot = key_begin(b); slot < key_end(b); ++slot) {
       if (hidden_from_all(b, slot)) continue;  // these hold NaN, and their pages may be nowhere
       const auto [batch_idx, row] = row_kv(b, slot);
@@ -140,9 +157,7 @@ void Call::spoil_keys_of_no_query() {
         const int64_t group = c_.heads_q / c_.heads_kv;
         bool is_seen = false;
         for (int64_t h = head * group; h < (head + 1) * group; ++h) {
-          for (int64_t i = 0; i < queries(b) && !is_seen; ++i) {
-            is_seen = of_sequence.visible(i, slot - key_begin(b)) && sees(b, h, i, slot);
-          }
+          for (int64_t i = 0; i < queries(b) && !is_seen; ++i) is_seen = sees(b, h, i, slot);
         }
         if (is_seen) continue;
         for (const tessella_tensor* t : {&k_.tensor, &v_.tensor}) {

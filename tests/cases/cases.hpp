@@ -86,7 +86,7 @@ struct Case {
   std::string gradients;
   bool gradients_f32 = false;  // else in the dtypes of what they are of
   bool d_lse = false;
-  bool masked_nan = false;  // NaN also in keys that lie in the sequence but no query sees
+  bool masked_nan = false;  // NaN also in keys of the sequence that no query sees, and in queries that see no key
   uint64_t seed = 0;
 };
 

@@ -106,6 +106,13 @@ TEST(EmulatedBackwardSm90, Masks) {
   }
 }
 
+TEST(EmulatedBackwardSm90, QueriesThatSeeNoKeyMayHoldNaNBesideASink) {
+  for (const std::string& feature : idle_rows_beside_a_sink()) expect_right(feature);
+}
+TEST(EmulatedBackwardSm90, WideQueriesThatSeeNoKeyMayHoldNaNBesideASink) {
+  for (const std::string& feature : idle_rows_beside_a_sink()) expect_right(kWide + feature);
+}
+
 // Gradients of slopes: dQ apart at any head dim.
 TEST(EmulatedBackwardSm90, Slopes) {
   for (const char* slopes :

@@ -64,6 +64,10 @@ TEST(EmulatedBackward, UnseenKeysAndQueriesMayHoldNaN) {
   }
 }
 
+TEST(EmulatedBackward, QueriesThatSeeNoKeyMayHoldNaNBesideASink) {
+  for (const std::string& feature : idle_rows_beside_a_sink()) expect_right(with_feature(kSizes, feature));
+}
+
 TEST(EmulatedBackward, InAnyOrder) {
   for (const uint64_t seed : {1, 2, 3}) expect_right(with_feature(kSizes, "window_right=0 in_any_order=1"), seed);
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "api/forward.hpp"
 #include "cases/part.hpp"
@@ -137,6 +138,46 @@ TEST(EmulatedQuantizedDecode, SmallValueScales) {
         ASSERT_EQ(call.check(), "") << dtype << " " << queries << " " << step << " " << least;
       }
     }
+  }
+}
+
+// With one key out is v times v_scale, rounded once: a scale of all keys of a sequence and head multiplies out, and no
+// probability. The reference has that product in double.
+TEST(EmulatedQuantizedDecode, OneKeyIsRoundedOnce) {
+  for (const char* dtype : {"bf16", "f16", "f32"}) {
+    for (const char* kv_dtype : kDTypes) {
+      if (std::string_view(dtype) != "bf16" && kv_dtype != kDTypes[0]) continue;
+      for (const char* kv_scale : {"1", "h", "bh"}) {  // bh: of 4 keys
+        for (const auto& change : {+[](Case&) {}, +[](Case& c) { c.cache_batch_idx = true; },
+                                   +[](Case& c) { c.packed_q = c.packed_kv = true; }}) {
+          Case c = quantized(dtype, kv_dtype, kv_scale, 1);
+          c.batch = 4;
+          c.seqlen_q = 1;
+          c.heads_q = c.heads_kv = 8;
+          c.lse = false;
+          change(c);
+          Call call(c);
+          ASSERT_EQ(run_decode(call, cuda::decode_recipe, 0, 1, {.num_splits = 1}), "") << to_string(c);
+          const std::vector<std::byte> got = call.results();
+          ASSERT_EQ(tessella_forward(&call.args(), &call.options(), nullptr), TESSELLA_OK) << tessella_last_error();
+          ASSERT_TRUE(got == call.results()) << to_string(c);
+        }
+      }
+    }
+  }
+}
+
+// Nor does a scale of NaN reach a row that sees no key.
+TEST(EmulatedQuantizedDecode, ScalesOfNoKey) {
+  for (const char* kv_scale : {"h", "th"}) {
+    Case c = quantized("bf16", "i8", kv_scale, 20);
+    c.seqlens_kv = true;
+    Call call(c);
+    const_cast<int32_t*>(static_cast<const int32_t*>(call.args().seqlens_kv->data))[0] = 0;
+    const tessella_tensor& scales = *call.args().v_scale;
+    static_cast<float*>(scales.data)[0] = NAN;
+    ASSERT_EQ(run_decode(call, cuda::decode_recipe, 0, 1, {.num_splits = 1}), "") << kv_scale;
+    ASSERT_EQ(call.check(), "") << kv_scale;
   }
 }
 

@@ -39,6 +39,9 @@ TEST(EmulatedQuickBackward, DeadRows) { expect_right("window_right=0 seqlen_kv=1
 
 TEST(EmulatedQuickBackward, UnseenKeys) { expect_right("masked_nan=1 dense=k window_right=0"); }
 
+// Queries that see no key, with a finite LSE.
+TEST(EmulatedQuickBackward, DeadRowsBesideASink) { expect_right("masked_nan=1 dense=qk sink=1"); }
+
 TEST(EmulatedQuickBackward, Slopes) { expect_right("alibi=h"); }
 
 TEST(EmulatedQuickBackward, Options) {

@@ -38,6 +38,10 @@ TEST(EmulatedStandardBackward, UnseenKeysAndQueriesMayHoldNaN) {
   }
 }
 
+TEST(EmulatedStandardBackward, QueriesThatSeeNoKeyMayHoldNaNBesideASink) {
+  for (const std::string& feature : idle_rows_beside_a_sink()) expect_right(with_feature(kSizes, feature));
+}
+
 TEST(EmulatedStandardBackward, PartsOfIt) {
   for (const char* wanted : {"q", "k", "v", "a", "b", "s", "qk"}) {
     Case c = with_feature(kSizes, "alibi=h bias=hk sink=1 max_seqlen=700 gradients_f32=1");

@@ -233,6 +233,14 @@ MUTATIONS = [
         BACKWARD,
     ),
     Mutation(
+        "dead_rows_beside_a_sink",
+        "backward_rows.hpp",
+        "sees ? row_keys(s, query) : KeyRange{0, 0};",
+        "row_keys(s, query);",
+        "DeadRowsBesideASink",
+        BACKWARD,
+    ),
+    Mutation(
         "unseen_keys",
         "backward_sm80.hpp",
         "if constexpr (Block::kHasMap) block.clear_unseen_keys();",

@@ -191,6 +191,17 @@ TEST(DecodeLaunch, RowsOfMla) {
   });
 }
 
+// Without a key there is nothing to read: a call and its plan in the cache say the same of v.
+TEST(DecodeLaunch, CachesWithoutARow) {
+  in_child([] {
+    AttentionArguments p = mla_step(2, 0);
+    p.heads_kv = 2;
+    p.v_in_k = false;
+    EXPECT_EQ(planned(p, "").kernel->name, "cuda.decode");
+    EXPECT_EQ(api::cached_plan(core::Shape(p), {}, "forward")->kernel->name, "cuda.decode");
+  });
+}
+
 TEST(DecodeLaunch, BeforeHopperBlocksMeetInMemory) {
   in_child(
       [] {
@@ -301,9 +312,12 @@ TEST(DecodeLaunch, QuantizedCaches) {
         EXPECT_EQ(params.forward.k.row_stride * per_unit, p.k().row_stride);
         EXPECT_EQ(params.forward.v.batch_stride * per_unit, p.v().batch_stride);
         EXPECT_EQ(params.k_scale.data, nullptr);
-        EXPECT_EQ(params.v_scale.data, scales);
-        EXPECT_EQ(params.v_scale.batch_stride, 8192);
-        EXPECT_EQ(params.v_scale.row_stride, scale_block == 0 ? 0 : 2);
+        // One number for all keys of a slot multiplies out.
+        const portable::CacheScaleParams& of_v = scale_block == 0 ? params.out_factor : params.v_scale;
+        EXPECT_EQ((scale_block == 0 ? params.v_scale : params.out_factor).data, nullptr);
+        EXPECT_EQ(of_v.data, scales);
+        EXPECT_EQ(of_v.batch_stride, 8192);
+        EXPECT_EQ(of_v.row_stride, scale_block == 0 ? 0 : 2);
         EXPECT_EQ(params.scale_block.value, scale_block == 0 ? 1 : scale_block);
       }
       for (const char* other : {"cuda.forward_sm90", "cuda.forward_sm80", "cuda.decode_unified_max"}) {

@@ -91,7 +91,7 @@ AttentionArguments sm90_problem(int64_t head_dim_qk, int64_t head_dim_v, int64_t
 }
 
 AttentionArguments backward(AttentionArguments p) {
-  p.features = p.features.without(core::kForwardOnlyFeatures) | Feature::d_sink;
+  p.features = p.features.without(core::kForwardOnlyFeatures) | Feature::sink | Feature::d_sink;
   if (p.features.has(Feature::alibi)) p.features |= Feature::d_alibi_slopes;
   if (p.features.has(Feature::bias)) p.features |= Feature::d_bias;
   for (const core::Name name : {core::Name::d_out, core::Name::dq, core::Name::dk, core::Name::dv}) {

@@ -149,6 +149,18 @@ TEST_P(Backward, KeysThatNoQuerySeesMayHoldNaN) {
   }
 }
 
+TEST_P(Backward, QueriesThatSeeNoKeyMayHoldNaNBesideASink) {
+  for (const std::string& features : idle_rows_beside_a_sink()) {
+    each_dtype([&](const char* dtype) {
+      Case c = with_feature("batch=2 heads_q=4 heads_kv=2 seqlen_q=70 seqlen_kv=90 head_dim_qk=16 head_dim_v=16 seed=3",
+                            features);
+      c.kernel = GetParam().name;
+      c.dtype = dtype;
+      expect_right(c);
+    });
+  }
+}
+
 TEST_P(Backward, RandomCases) {
   constexpr int kConfigurations = 6;  // of a GPU's kernels, which are compiled for them
   for (uint64_t seed = 1; seed <= 150; ++seed) {

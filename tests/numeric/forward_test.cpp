@@ -360,6 +360,22 @@ TEST_P(Forward, NaNInKeysThatNoQuerySees) {
   run(c);
 }
 
+// Their out is 0 and their LSE that of the sink alone, whatever their q holds.
+TEST_P(Forward, NaNInQueriesThatSeeNoKey) {
+  for (const bool sink : {false, true}) {
+    for (const char* mask : {"window_right=0 seqlen_q=70 seqlen_kv=40", "causal_top_left=1 window_left=3 seqlen_q=40",
+                             "document=1 mask_region=10 seqlen_q=90 seqlen_kv=60", "dense=bhqk", "seqlens_kv=1",
+                             "block_map=hqk block_q=3 block_kv=5"}) {
+      Case c =
+          parse("batch=2 heads_q=4 heads_kv=2 seqlen_q=70 seqlen_kv=90 head_dim_qk=16 head_dim_v=16 masked_nan=1 " +
+                std::string(mask));
+      c.lse = true;
+      c.sink = sink;
+      run(c);
+    }
+  }
+}
+
 // More heads and sequences than an axis of a GPU's grid holds.
 TEST_P(Forward, BeyondTwoToThe16HeadsAndSequences) {
   for (const auto& [batch, heads] : {std::pair{66'000, 1}, {1, 66'000}, {300, 220}}) {

@@ -294,6 +294,61 @@ def test_double_backward_is_unsupported(device):
         gradient.sum().backward()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel": "cpu.forward_baseline"},
+        {"kernel": "cpu.decode_baseline", "batch_invariant": True, "query_class": "few"},
+        {"batch_invariant": True, "query_class": "few"},
+        {"cache_settled": True},
+        {"kernel": "cuda.forward_sm80"},
+        {"kernel": "cuda.decode", "num_splits": 3},
+        {"num_splits": 3},
+    ],
+    ids=str,
+)
+def test_options_of_the_forward_stay_there(options, device):
+    """Gradients have kernels of their own, whatever one the forward is told to run, and how it splits keys."""
+    is_of_cuda = "num_splits" in options or options.get("kernel", "").startswith("cuda.")
+    if "kernel" in options and not options["kernel"].startswith(device) or is_of_cuda and device == "cpu":
+        pytest.skip("of another device")
+    torch.manual_seed(5)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    q = torch.randn(2, 1, 4, 64, device=device).to(dtype).requires_grad_()
+    k, v = (torch.randn(2, 70, 2, 64, device=device).to(dtype).requires_grad_() for _ in range(2))
+    got = torch.autograd.grad(tessella.torch.attention(q, k, v, **options).sum(), (q, k, v))
+    inputs = wide(q, k, v)
+    assert_close(got, torch.autograd.grad(by_torch(*inputs)[0].sum(), inputs), dtype)
+
+
+def test_what_no_gradient_can_do_is_said_in_the_forward():
+    q, k, v = leaf(1, 1, 2, 576), leaf(1, 9, 1, 576), leaf(1, 9, 1, 512)
+    with pytest.raises(tessella.Unsupported, match="^forward: .*computes gradients of head_dim 576 on cpu, expected"):
+        tessella.torch.attention(q, k, v)
+    assert tessella.torch.attention(q.detach(), k.detach(), v.detach()).shape == (1, 1, 2, 512)
+    q, k, v = leaves()
+    options = {"kernel": "reference.attention", "first_query": 3}
+    with pytest.raises(tessella.Unsupported, match="^forward: .*slices of a whole have gradients in float64 alone"):
+        tessella.torch.attention(q, k, v, **options)
+    tessella.torch.attention(*wide(q, k, v), **options)[0].sum().backward()
+
+
+def test_errors_say_how_the_forward_alone_is_called():
+    q, k, v = leaves()
+    pages = {"page_table": torch.tensor([[0], [1]], dtype=torch.int32)}
+    alone = (
+        r"; for the forward alone expected \.detach\(\) of each tensor that requires grad, or .* torch\.no_grad\(\)$"
+    )
+    for given in (pages, {"cache_batch_idx": torch.tensor([0, 1], dtype=torch.int32)}):
+        with pytest.raises(tessella.Unsupported, match=alone):
+            tessella.torch.attention(q, k, v, **given)
+        tessella.torch.attention(q.detach(), k.detach(), v.detach(), **given)
+    cache = k.detach().mul(20).to(torch.int8)
+    with pytest.raises(tessella.Unsupported, match="quantised caches have no gradients" + alone):
+        tessella.torch.attention(q, cache, cache)
+    tessella.torch.attention(q.detach(), cache, cache)
+
+
 def test_what_has_no_gradient_is_unsupported():
     q, k, v = leaves()
     pages = {"page_table": torch.tensor([[0], [1]], dtype=torch.int32)}

@@ -221,6 +221,15 @@ inline void run_forward(const at::Tensor& q, const at::Tensor& k, const at::Tens
   run_on(q, options, [&](const AttentionOptions& own, void* stream) { forward(args, own, stream); });
 }
 
+// What of the options concerns gradients: they are computed by kernels of their own.
+inline AttentionOptions of_gradients(AttentionOptions options) {
+  options.kernel.clear();
+  options.num_splits = 0;
+  options.query_class = {};
+  options.cache_settled = false;
+  return options;
+}
+
 // What a backward needs of its forward beside the tensors that autograd saves.
 struct Kept : ::torch::CustomClassHolder {
   AttentionOptions options;
@@ -279,7 +288,7 @@ class Differentiable : public ::torch::autograd::Function<Differentiable> {
                               .d_sink = view(made[5], "d_sink"),
                               .d_alibi_slopes = view(made[4], "d_alibi_slopes")};
     const ForwardArgs args = forward_args(q, k, v, tensors);
-    run_on(q, kept->options,
+    run_on(q, of_gradients(kept->options),
            [&](const AttentionOptions& own, void* stream) { tessella::backward(args, gradients, own, stream); });
     return made;
   }
@@ -330,17 +339,22 @@ inline bool is_differentiable(const at::Tensor& q, const at::Tensor& k, const at
   if (first == nullptr) return false;
   const auto no = [&](const std::string& reason) {
     fail(ErrorCode::unsupported, std::string(first) + " requires grad, and " + reason +
-                                     ", expected a call under torch::NoGradGuard, or a detached tensor");
+                                     "; for the forward alone expected .detach() of each tensor that requires grad, or "
+                                     "a call under torch::NoGradGuard");
   };
   if (q.defined() && q.is_cuda() && options.out_dtype == f32 && q.scalar_type() != at::kFloat) {
     no("on cuda an out of f32 beside q of 16 bits has no gradients");
   }
-  constexpr int64_t kMaxHeadDimOnCuda = 256;
+  const bool is_double = q.defined() && q.scalar_type() == at::kDouble;  // whose reference takes what no kernel does
   for (const at::Tensor* tensor : {&q, &v}) {
-    if (!tensor->defined() || !tensor->is_cuda() || tensor->dim() == 0 || tensor->size(-1) <= kMaxHeadDimOnCuda)
-      continue;
-    no("no kernel computes gradients of head_dim " + std::to_string(tensor->size(-1)) + " on cuda");
+    if (!tensor->defined() || tensor->dim() == 0 || is_double) continue;
+    if (tensor->size(-1) <= (tensor->is_cuda() ? 256 : 512)) continue;
+    no("no kernel computes gradients of head_dim " + std::to_string(tensor->size(-1)) + " on " +
+       c10::DeviceTypeName(tensor->device().type(), true));
   }
+  const bool is_slice = options.first_batch != 0 || options.first_head != 0 || options.first_query != 0 ||
+                        options.first_key != 0 || options.whole_heads_q != 0;
+  if (is_slice && !is_double) no("slices of a whole have gradients in f64 alone");
   if (tensors.page_table.defined()) no("keys in pages have no gradients");
   if (tensors.cache_batch_idx.defined()) no("keys in slots of a cache have no gradients");
   if (tensors.draft_mask.defined()) no("drafts have no gradients");

@@ -158,11 +158,12 @@ void pack_block(const BlockWork<float>& block, const TileMap& map, const AmxScra
 }
 
 // q and dO of the query tile's rows: transposed, for products with K and V, and pairs of rows, for dK and dV.
-void pack_query_tile(QueryTileRows<float>& of, const float* delta, const Wanted& wants, const AmxScratch& scratch) {
+void pack_query_tile(QueryTileRows<float>& of, const RowData<float>& data, const Wanted& wants,
+                     const AmxScratch& scratch) {
   static constexpr uint16_t kZeros[kMaxHeadDim] = {};
   const AttentionArguments& p = *of.query_tile.arguments;
   const std::byte* addresses[2][kMaxQueryTileRows];
-  of.begin(delta, addresses[0], addresses[1]);
+  of.begin(data, addresses[0], addresses[1]);
   const uint16_t* rows[2][kMaxQueryTileRows];
   for (int operand = 0; operand < 2; ++operand) {
     for (int r = 0; r < of.lanes; ++r) {
@@ -222,7 +223,7 @@ class Block {
     std::memset(scratch_.dk, 0, sizeof(float) * static_cast<size_t>(key_tiles_ * scratch_.steps * kQuadFloats));
     std::memset(scratch_.dv, 0, sizeof(float) * static_cast<size_t>(key_tiles_ * scratch_.panels * kQuadFloats));
     const bool is_whole = walk_query_tiles(
-        work_, shared_, kHalf, [&](QueryTileRows<float>& of, const float* delta) { compute(of, delta); },
+        work_, shared_, kHalf, [&](QueryTileRows<float>& of, const RowData<float>& rows) { compute(of, rows); },
         [&](const QueryTileRows<float>& of, int64_t query_tile) { add_dq(of, query_tile); });
     if (!is_whole) return;
     products_.release();
@@ -236,8 +237,8 @@ class Block {
   }
 
  private:
-  void compute(QueryTileRows<float>& of, const float* delta) {
-    pack_query_tile(of, delta, work_.wants, scratch_);
+  void compute(QueryTileRows<float>& of, const RowData<float>& rows) {
+    pack_query_tile(of, rows, work_.wants, scratch_);
     num_seen_ = 0;
     for (int tile = 0; tile < key_tiles_; ++tile) {
       const int64_t key = work_.key_begin + tile * kKeys;

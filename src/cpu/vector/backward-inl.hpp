@@ -102,11 +102,11 @@ void store_gradient(const Real* from, std::type_identity_t<Real> factor, int64_t
 
 // Reads q, dO and LSE of the query tile's rows.
 template <typename Real>
-void load_queries(QueryTileRows<Real>& to, const Real* delta, const BackwardScratch<Real>& scratch) {
+void load_queries(QueryTileRows<Real>& to, const RowData<Real>& rows, const BackwardScratch<Real>& scratch) {
   const core::AttentionArguments& p = *to.query_tile.arguments;
   const std::byte* q[kQueryTileRows];
   const std::byte* d_out[kQueryTileRows];
-  to.begin(delta, q, d_out);
+  to.begin(rows, q, d_out);
   load_rows(p.dtype(), q, to.query_tile.num_rows, to.lanes, p.head_dim_qk, scratch.q, scratch.qk_stride,
             scratch.q_transposed);
   load_rows(p.tensors[Name::d_out].dtype, d_out, to.query_tile.num_rows, to.lanes, p.head_dim_v, scratch.d_out,
@@ -224,11 +224,11 @@ void add_rows(const Real* rows, int64_t count, Real* sums) {
 // Computes a query tile with the keys [key_begin, key_end) of a block: adds to dK and dV, and returns the block's terms
 // of dQ and of the slopes.
 template <typename Real>
-void compute_query_tile(QueryTileRows<Real>& of, const Real* delta, const BlockWork<Real>& block,
+void compute_query_tile(QueryTileRows<Real>& of, const RowData<Real>& rows, const BlockWork<Real>& block,
                         const BackwardScratch<Real>& scratch) {
   const Wanted& wants = block.wants;
   const int num_rows = of.query_tile.num_rows;
-  load_queries(of, delta, scratch);
+  load_queries(of, rows, scratch);
   if (wants.dq) std::memset(scratch.dq, 0, sizeof(Real) * static_cast<size_t>(num_rows * scratch.qk_stride));
   for (int64_t begin = block.key_begin; begin < block.key_end; begin += kTileKeys) {
     const int64_t end = block.key_end < begin + kTileKeys ? block.key_end : begin + kTileKeys;
@@ -265,7 +265,8 @@ void compute_block(const BlockWork<Real>& block, const BackwardShared<Real>& sha
   std::memset(scratch.dv, 0, sizeof(Real) * static_cast<size_t>(num_keys * scratch.v_stride));
   const bool is_whole = walk_query_tiles(
       block, shared, kLanes<Real>,
-      [&](QueryTileRows<Real>& of, const Real* delta) HWY_ATTR { compute_query_tile(of, delta, block, scratch); },
+      [&](QueryTileRows<Real>& of, const RowData<Real>& rows)
+          HWY_ATTR { compute_query_tile(of, rows, block, scratch); },
       [&](const QueryTileRows<Real>& of, int64_t row) HWY_ATTR {
         add_rows(scratch.dq, of.query_tile.num_rows * scratch.qk_stride, shared.dq + row * scratch.qk_stride);
       });
@@ -297,7 +298,7 @@ Real dot_rows(const Real* a, const Real* b, int64_t count) {
 template <typename Real>
 void begin_rows(const core::AttentionArguments& p, const core::Sequence& s, int64_t kv_head, int64_t begin, int64_t end,
                 const BackwardShared<Real>& shared) {
-  constexpr Real kNothing = -std::numeric_limits<Real>::infinity();
+  constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
   alignas(64) Real out[kMaxHeadDim];
   alignas(64) Real d_out[kMaxHeadDim];
   const int64_t first = kv_head * shared.rows + shared.first_row(p, s);
@@ -310,8 +311,11 @@ void begin_rows(const core::AttentionArguments& p, const core::Sequence& s, int6
     const auto lse_of = [&](Name name) { return static_cast<Real>(load_lse(p.tensors[name], s.batch_idx, row, head)); };
     const Real lse = lse_of(Name::lse);
     const Real d_lse = p.features.has(core::Feature::d_lse) ? lse_of(Name::d_lse) : 0;
+    // With a sink every LSE is finite.
+    const bool sees_key =
+        lse != -kInfinity && (!p.features.has(core::Feature::sink) || shared.map.sees_some_key(p, s, kv_head, f));
     Real dot = 0;
-    if (lse != kNothing) {
+    if (sees_key) {
       for (const auto& [name, to] : {std::pair{Name::out, out}, {Name::d_out, d_out}}) {
         with_elements<Real>(p.tensors[name].dtype, [&, name = name, to = to]<typename T>(const T*) HWY_ATTR {
           load_row(reinterpret_cast<const T*>(at(name)), dim, to, padded);
@@ -319,7 +323,8 @@ void begin_rows(const core::AttentionArguments& p, const core::Sequence& s, int6
       }
       dot = dot_rows(out, d_out, padded);
     }
-    shared.delta[first + f] = lse == kNothing ? 0 : dot - d_lse;
+    shared.lse[first + f] = !sees_key ? kInfinity : lse == kInfinity ? std::numeric_limits<Real>::quiet_NaN() : lse;
+    shared.delta[first + f] = lse == -kInfinity ? 0 : dot - d_lse;
     shared.slope[first + f] = 0;
   }
 }
@@ -372,10 +377,13 @@ void add_bias_tile(const core::AttentionArguments& p, const core::Sequence& s, i
   if (of.query_tile.hides(key_begin, key_end)) return;
   const TileClass tile_class = classify_tile(of.query_tile, key_begin, num_keys);
   if (tile_class == TileClass::hidden) return;
-  alignas(64) Real delta[kQueryTileRows] = {};
+  Real lse[kQueryTileRows], delta[kQueryTileRows];
   const int64_t first = of.query_tile.kv_head * shared.rows + shared.first_row(p, s) + head % p.group();
-  for (int r = 0; r < num_rows; ++r) delta[r] = shared.delta[first + (query + r) * p.group()];
-  load_queries(of, delta, scratch);
+  for (int r = 0; r < num_rows; ++r) {
+    lse[r] = shared.lse[first + (query + r) * p.group()];
+    delta[r] = shared.delta[first + (query + r) * p.group()];
+  }
+  load_queries(of, {lse, delta}, scratch);
   load_block(p, s, shared.map, Name::k, of.query_tile.kv_head, key_begin, num_keys, p.head_dim_qk, scratch.k,
              scratch.qk_stride);
   load_block(p, s, shared.map, Name::v, of.query_tile.kv_head, key_begin, num_keys, p.head_dim_v, scratch.v,

@@ -163,14 +163,24 @@ Step tile_step(const char* file, const char* kernel, const BackwardSm80Config& c
   return backward_step(backward_program(file, kernel, c, user), c, c.num_warps * 32, shared_bytes(c), blocks,
                        parameters);
 }
-// Over rows, which know no score: one program serves the calls of every feature.
-Step row_step(const char* kernel, const BackwardSm80Config& c, int threads, int shared_bytes, BackwardBlocks blocks) {
+// Over rows, which know no score: one program serves the calls of every feature. masks: those that it reads.
+Step row_step(const char* kernel, const BackwardSm80Config& c, int threads, int shared_bytes, BackwardBlocks blocks,
+              const portable::ScoreConfig& masks = {}, const std::string& user = user_source()) {
   BackwardSm80Config of_rows = c;
-  of_rows.score = {.element = c.score.element, .mask = c.score.mask};
+  of_rows.score = masks;
+  of_rows.score.element = c.score.element;
+  of_rows.score.mask = c.score.mask;
   of_rows.stages = 1;
   of_rows.vector_loads = true;
-  return backward_step(backward_program("backward_rows.hpp", kernel, of_rows, user_source()), c, threads, shared_bytes,
-                       blocks, parameters);
+  return backward_step(backward_program("backward_rows.hpp", kernel, of_rows, user), c, threads, shared_bytes, blocks,
+                       parameters);
+}
+// The first one. With a sink the element masks say which queries see a key.
+Step first_row_step(const AttentionShape& bounds, const BackwardSm80Config& c, const std::string& user) {
+  const bool reads_masks = bounds.features.has(Feature::sink);
+  return row_step("backward_rows", c, portable::kBackwardRowThreads, portable::kBackwardRowBytes, backward_row_blocks,
+                  reads_masks ? portable::masks_of(c.score) : portable::ScoreConfig{},
+                  reads_masks && c.score.mask_mod ? user : user_source());
 }
 
 // Blocks of the grids over key tiles.
@@ -222,8 +232,7 @@ void add_steps_before(Recipe& recipe, const AttentionShape& bounds, const Backwa
       recipe, bounds, c, user,
       [c](const AttentionArguments& arguments, const TileMap&, const core::Workspace& workspace,
           const Concurrency& at_once) { return backward_params(arguments, c, workspace, at_once).forward; });
-  recipe.steps.push_back(
-      row_step("backward_rows", c, portable::kBackwardRowThreads, portable::kBackwardRowBytes, backward_row_blocks));
+  recipe.steps.push_back(first_row_step(bounds, c, user));
 }
 
 std::vector<Step> steps_behind(const AttentionShape& bounds, const BackwardSm80Config& c, const std::string& user) {

@@ -47,6 +47,13 @@ portable::CacheScaleParams cache_scale(const core::Operand& t, int64_t scale_blo
   return {t.data, t.batch_stride, scale_block == 0 ? 0 : t.row_stride, t.head_stride};
 }
 
+// Whether v_scale is one number for all keys of a sequence and KV head.
+bool is_of_sequences(const AttentionArguments& a, const portable::CacheScaleParams& v_scale) {
+  const auto [batch, rows] = a.axes_kv();
+  const bool is_of_slots = v_scale.row_stride == 0 || rows <= a.scale_block;
+  return is_of_slots && (v_scale.batch_stride == 0 || !a.page_table);
+}
+
 DecodeParams decode_params(const AttentionArguments& a, const DecodeConfig& c, const Splits& s,
                            const core::Workspace& workspace, const Concurrency& at_once) {
   // Tiles of a prefill kernel, of which decoding has no use.
@@ -69,6 +76,7 @@ DecodeParams decode_params(const AttentionArguments& a, const DecodeConfig& c, c
   if (c.kv_scales) {
     params.k_scale = cache_scale(a.tensors[Name::k_scale], a.scale_block);
     params.v_scale = cache_scale(a.tensors[Name::v_scale], a.scale_block);
+    if (is_of_sequences(a, params.v_scale)) std::swap(params.v_scale, params.out_factor);
     params.scale_block = divisor(narrow(std::clamp<int64_t>(a.scale_block, 1, portable::kLongestDecode)));
   }
   params.partial = static_cast<float*>(workspace.scratch);

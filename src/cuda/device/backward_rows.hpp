@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/device/schedule/block_backward.hpp"
+#include "cuda/device/score/seen_rows.hpp"
 #include "cuda/device/tile/gradient.hpp"
 #include "cuda/device/tile/piece.hpp"
 #include "cuda/device/tile/zero_rows.hpp"
@@ -109,6 +110,24 @@ __device__ __forceinline__ float dot_out(const BackwardParams& p, int64_t d_out,
   return sum;
 }
 
+// True if the lane's query sees a key, which LSE does not say where there is a sink. Eight lanes have one query.
+template <BackwardSm80Config C>
+__device__ __forceinline__ bool sees_key(const BackwardParams& p, const BandedSequence<int64_t>& s, const RowTile& at,
+                                         int32_t query) {
+  if (p.forward.sink.data == nullptr) return true;
+  if constexpr (num_masks(C.score) == 0) return has_keys(row_keys(s, query), p.forward.keep_first);
+  const uint8_t* classes = tile_classes(p.forward, at.batch_idx, at.head_idx, at.tile);
+  bool sees = false;
+#pragma unroll 1
+  for (int lane = 0; lane < 32; lane += 8) {
+    const int32_t of_lane = __shfl_sync(kAllLanes, query, lane);
+    const bool is_seen = sees_element<C.score, C.tile_kv>(p.forward, s, at.batch_idx, at.head_idx, of_lane,
+                                                          row_keys(s, of_lane), classes);
+    if (static_cast<int>(threadIdx.x % 32) / 8 * 8 == lane) sees = is_seen;
+  }
+  return sees;
+}
+
 // Blocks a multiprocessor: loads of many rows at once hide the latency of memory. f32 and element masks need more
 // registers than four leave.
 constexpr int row_blocks(Element element, portable::MaskLevel mask) {
@@ -145,13 +164,14 @@ __global__ void __launch_bounds__(kBackwardRowThreads, row_blocks(C.score.elemen
       return at.batch_idx * t.batch_stride + at.head_idx * t.head_stride + (s.row_q + query) * t.row_stride;
     };
     const float dot = dot_out<C.score.element>(p, offset(p.d_out), offset(p.forward.out), lane % 8);
+    const bool sees = sees_key<C>(p, s, at, query);
     BackwardRow row = {0, 0, 0, 0};
     const float lse = static_cast<const float*>(p.forward.lse.data)[offset(p.forward.lse)];
     if (is_query && lse != -kInfinity) {
-      const KeyRange keys = row_keys(s, query);
+      const KeyRange keys = sees ? row_keys(s, query) : KeyRange{0, 0};
       const float d_lse = p.d_lse.data == nullptr ? 0.0f : static_cast<const float*>(p.d_lse.data)[offset(p.d_lse)];
       // An LSE of infinity becomes NaN, and so do its products, as the forward's out is NaN.
-      row = {lse == kInfinity ? lse - lse : lse, dot - d_lse, keys.begin, keys.end};
+      row = {lse == kInfinity ? lse - lse : lse, (sees ? dot : 0.0f) - d_lse, keys.begin, keys.end};
     }
     if (lane % 8 == 0) p.rows[(head.first + at.tile) * C.tile_q + i] = row;
     tile.smallest_end = min(tile.smallest_end, row.end);

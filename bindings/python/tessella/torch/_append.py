@@ -146,7 +146,9 @@ def _require_tensor(name: str, tensor: Any) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(f"{name} is {type(tensor).__name__}, expected a torch.Tensor")
     if tensor.requires_grad and torch.is_grad_enabled():
-        raise Unsupported(f"{name} requires grad, and what is written has no gradient, expected torch.no_grad()")
+        raise Unsupported(
+            f"{name} requires grad, and what is written has no gradient, expected .detach() of it, or torch.no_grad()"
+        )
 
 
 def _set_resources(named: dict[str, Any], kernel: str | None, num_sms: int, num_threads: int | None) -> None:

@@ -16,7 +16,7 @@ from .._backward_call import BITS, GRADIENTS
 from .._errors import InvalidArgument, Unsupported
 from .._fields import MAPPED_MASKS
 from . import _operator
-from ._schema import OF_INFERENCE
+from ._schema import OF_FORWARD, OF_INFERENCE, OF_SLICES
 from ._tensor import require_strided
 
 _forward_ad: Any = torch.autograd.forward_ad
@@ -26,8 +26,8 @@ _DIRECT = {int(key) for key in (_torch_c.DispatchKey.CPU, _torch_c.DispatchKey.C
 _single_level: Any = _functorch_utils.enable_single_level_autograd_function
 _Function: Any = torch.autograd.function._SingleLevelFunction
 _GRADIENT_OF = {of: name for name, of in GRADIENTS.items()}
-_WITHOUT = "expected a call under torch.no_grad() or torch.inference_mode(), or detached tensors"
-_MAX_HEAD_DIM_ON_CUDA = 256  # of cuda.backward_sm80; forwards go further
+_WITHOUT = "for the forward alone expected .detach() of each tensor that requires grad, or a call under torch.no_grad()"
+_MAX_HEAD_DIMS = {"cpu": 512, "cuda": 256}  # of the kernels of gradients but that of float64; forwards go further
 
 
 def _needs_gradient(arguments: Iterable[Any]) -> bool:
@@ -89,7 +89,7 @@ class _Attention(_Function):  # type: ignore[misc, unused-ignore]
         out, lse = _below(_operator.attention_lse, keys, q, k, v, **given)
         ctx.save_for_backward(out, lse, q, k, v, *arrays)
         ctx.names = names
-        ctx.scalars = {name: value for name, value in scalars.items() if name != "lse_dtype"}
+        ctx.scalars = {name: value for name, value in scalars.items() if name != "lse_dtype" and name not in OF_FORWARD}
         ctx.set_materialize_grads(False)
         return out, lse if lse.dtype is (asked or torch.float32) else lse.float()
 
@@ -134,25 +134,30 @@ def _require_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named:
     if q.device.type == "cuda" and named.get("out_dtype") is torch.float32 and q.dtype is not torch.float32:
         raise Unsupported(
             f"forward: a tensor requires grad, and on cuda an out of float32 beside {q.dtype} has no gradients, "
-            f"{_WITHOUT}, or out_dtype of q"
+            f"expected out_dtype of q; {_WITHOUT}"
         )
     if v.dtype.itemsize == 1:
-        raise Unsupported(f"forward: a tensor requires grad, and quantised caches have no gradients, {_WITHOUT}")
+        raise Unsupported(f"forward: a tensor requires grad, and quantised caches have no gradients; {_WITHOUT}")
     head_dim = max(q.shape[-1], v.shape[-1])
-    if q.device.type == "cuda" and head_dim > _MAX_HEAD_DIM_ON_CUDA:
+    most = _MAX_HEAD_DIMS.get(q.device.type, head_dim)
+    if head_dim > most and q.dtype is not torch.float64:
         raise Unsupported(
-            f"forward: a tensor requires grad, and no kernel computes gradients of head_dim {head_dim} on cuda, "
-            f"{_WITHOUT}, or head_dim at most {_MAX_HEAD_DIM_ON_CUDA}"
+            f"forward: a tensor requires grad, and no kernel computes gradients of head_dim {head_dim} on "
+            f"{q.device.type}, expected head_dim at most {most}; {_WITHOUT}"
+        )
+    if q.dtype is not torch.float64 and any(named.get(name) for name in OF_SLICES):
+        raise Unsupported(
+            f"forward: a tensor requires grad, and slices of a whole have gradients in float64 alone; {_WITHOUT}"
         )
     if named.get("schedule") is not None and not any(named.get(name) is not None for name in MAPPED_MASKS):
         raise Unsupported(
-            "forward: a tensor requires grad, and calls whose keys are split by a schedule have no gradients, "
+            "forward: a tensor requires grad, and calls whose keys are split by a schedule have no gradients; "
             f"{_WITHOUT}"
         )
     for name, value in named.items():
         if name in OF_INFERENCE:
             raise Unsupported(
-                f"forward: a tensor requires grad, and {OF_INFERENCE[name]} have no gradients, {_WITHOUT}"
+                f"forward: a tensor requires grad, and {OF_INFERENCE[name]} have no gradients; {_WITHOUT}"
             )
         if name not in _GRADIENT_OF and _needs_gradient((value,)):
             raise Unsupported(f"forward: {name} requires grad, and has no gradient, expected detach() of it")
@@ -164,8 +169,8 @@ def _require_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named:
 
 def _attention_out(*_: Any, **__: Any) -> NoReturn:
     raise Unsupported(
-        f"forward: a tensor requires grad, and a call with out or lse given has no gradients, {_WITHOUT}, or neither "
-        "of the two"
+        "forward: a tensor requires grad, and a call with out or lse given has no gradients, expected neither of the "
+        f"two; {_WITHOUT}"
     )
 
 

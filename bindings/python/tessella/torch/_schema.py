@@ -88,6 +88,12 @@ OPTIONS = {
     if field not in ("struct_size", "allocator", "cancel")
 }
 
+# Options that say how a forward computes. Its gradients are computed by kernels of their own.
+OF_FORWARD = frozenset(("kernel_name", "num_splits", "query_class", "cache_settled"))
+
+# Options of a call that is a slice of a whole.
+OF_SLICES = ("first_batch", "first_head", "first_query", "first_key", "whole_heads_q")
+
 # Arrays of calls that have no gradients -> what has none.
 OF_INFERENCE = {
     "page_table": "keys in pages",

@@ -118,6 +118,15 @@ struct DecodeStates : BlockDecode<C> {
     });
   }
 
+  // What multiplies a row of out whose keys have one v_scale. A row that sees no key stays zero, whatever the scale is.
+  __device__ __forceinline__ float out_factor(const DecodeWork& work, float sum) const {
+    const portable::CacheScaleParams& of = p.out_factor;
+    if (of.data == nullptr || sum == 0) return 1;
+    const int32_t batch_idx =
+        p.forward.cu_seqlens_kv.data != nullptr ? work.unit.batch_idx : batch_of_keys(p.forward, work.unit.batch_idx);
+    return static_cast<const float*>(of.data)[batch_idx * of.batch_stride + work.unit.head_kv * of.head_stride];
+  }
+
   // Writes four columns of a row of out, and the row's lse beside the first of them.
   __device__ __forceinline__ void write(const DecodeWork& work, int quad, const State& state) const {
     const int row = quad / kQuads, column = quad % kQuads * 4;
@@ -131,6 +140,11 @@ struct DecodeStates : BlockDecode<C> {
     float values[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) values[i] = state.o[i] * result.factor;
+    if constexpr (C.kv_scales) {
+      const float factor = out_factor(work, state.sum);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[i] *= factor;
+    }
     const int64_t at = element_of(f.out, work, row) + column;
     const auto store = [&]<Element Out>() {
       if (f.out_vector_store) return store_piece<Out>(f.out.data, at, values);
