@@ -77,7 +77,7 @@ class QueryNoise {
     errors.delta = row.sees_key ? delta_error(of_row, d_out) : unit(p_) * std::abs(row.delta);
     errors.lse = std::min(of_row.lse + std::max(unit(p_), given_unit(p_, p_.lse().dtype)) * std::abs(row.softmax.lse),
                           kMostOfLse);
-    double partial_prob = 0, partial_delta = 0, of_probs = 0, of_delta = 0;
+    double partial_delta = 0, of_delta = 0;
     for (int64_t j = 0; j < s_.len_kv; ++j) {
       const auto n = static_cast<size_t>(j);
       if (row.scores[n] == kHidden<double> || row.probs[n] == 0) continue;
@@ -87,10 +87,8 @@ class QueryNoise {
       errors.probs[n] = row.probs[n] * row.dropout[n] * of_row.probs[n];
       errors.d_scores[n] = std::hypot(row.d_scores[n] * of_row.probs[n], row.probs[n] * of_d_prob);
       errors.derivatives[n] = derivative_error(row.products[n], of_row.products[n]);
-      of_probs += square(partial_prob += row.probs[n]);
       of_delta += square(partial_delta += row.probs[n] * row.d_probs[n]);
     }
-    errors.lse += sum_unit(p_) * std::sqrt(of_probs);
     errors.delta += sum_unit(p_) * std::sqrt(of_delta);
   }
 

@@ -144,7 +144,7 @@ RowErrors row_errors(const AttentionArguments& p, const Sequence& s, int64_t hea
   std::vector<double> squares(v.size()), of_scores(v.size()), partial_out(v.size()), of_rest(v.size());
   std::vector<double> furthest(v.size());  // a value from out: a mean never leaves its values
   const double up = out_of_tiny(p.head_dim_v, out);
-  double partial_sum = 0, of_sum = 0, of_top = 0;
+  double partial_sum = 0, of_partial_sums = 0, of_sum = 0, of_top = 0;
   const DropoutFactor dropout(p);
   for (size_t n = 0; n <= at_sink; ++n) {
     const double prob = probs.of[n];
@@ -168,7 +168,8 @@ RowErrors row_errors(const AttentionArguments& p, const Sequence& s, int64_t hea
     errors.probs[n] = exp_error(p) + of_score;
     errors.lse += prob * (exp_error(p) + error);
     partial_sum += prob;
-    of_sum += square(prob * exp_error(p)) + square(sum_unit(p) * partial_sum);
+    of_partial_sums += sum_unit(p) * partial_sum;
+    of_sum += square(prob * exp_error(p));
     if (n == probs.top) of_top = of_score;
     const double of_rounding =
         (prob_unit(p) + exp_error(p)) * (prob * factor) + underflow_unit(p.dtype()) * (factor / softmax.sum);
@@ -182,6 +183,9 @@ RowErrors row_errors(const AttentionArguments& p, const Sequence& s, int64_t hea
       of_scores[c] += square(of_score / probs.rest(n) * prob * apart * up);
     }
   }
+  // Equal probabilities, as of a saturated softcap, are all rounded to the same side when they are added.
+  of_sum += square(of_partial_sums);
+  errors.lse += of_partial_sums;
   // What the largest gains the others lose together.
   const double gain = probs.below_top == 0 ? 0 : of_top / probs.below_top;
   for (size_t c = 0; c < v.size(); ++c) {
