@@ -57,6 +57,7 @@ struct QueryErrors {
   std::vector<double> probs;        // P_j D_j, not yet rounded
   std::vector<double> d_scores;     // dS_j, not yet rounded, but for what is one for all keys
   std::vector<double> derivatives;  // softcap'_j
+  std::vector<double> leanings;     // P_j, of itself, to one side in all rows
   double delta = 0;
   double lse = 0;  // relative to every P_j
 };
@@ -69,7 +70,8 @@ class QueryNoise {
   void run(int64_t head, int64_t i) {
     backward_row(p_, s_, head, i, row);
     const auto keys = static_cast<size_t>(s_.len_kv);
-    errors = {std::vector<double>(keys), std::vector<double>(keys), std::vector<double>(keys)};
+    errors = {std::vector<double>(keys), std::vector<double>(keys), std::vector<double>(keys),
+              std::vector<double>(keys)};
     if (row.softmax.lse == kHidden<double>) return;
     const RowErrors of_row = row_errors(p_, s_, head, i, row.softmax, row.out.data());
     const core::Operand& from = p_.tensors[Name::d_out];
@@ -87,6 +89,7 @@ class QueryNoise {
       errors.probs[n] = row.probs[n] * row.dropout[n] * of_row.probs[n];
       errors.d_scores[n] = std::hypot(row.d_scores[n] * of_row.probs[n], row.probs[n] * of_d_prob);
       errors.derivatives[n] = derivative_error(row.products[n], of_row.products[n]);
+      errors.leanings[n] = leaning(row.products[n]);
       of_delta += square(partial_delta += row.probs[n] * row.d_probs[n]);
     }
     errors.delta += sum_unit(p_) * std::sqrt(of_delta);
@@ -108,6 +111,15 @@ class QueryNoise {
       squares += square(d_out[c] * (of_row.out[c] + given_unit(p_, p_.out_dtype()) * std::abs(row.out[c])));
     }
     return unit(p_) * (partial_sums(d_out, row.out) + std::abs(row.delta)) + std::sqrt(squares);
+  }
+
+  // Matrix units truncate sums of fp32 below their last bit: twelve times in 32 columns, always toward zero, and by
+  // half of that bit in the mean. So a score of f32 leans to zero by up to 6 u of itself, of which of_output()
+  // doubles 3. An LSE that is given does not lean with it. Like the LSE's errors it is limited.
+  double leaning(double product) const {
+    if (p_.dtype() != DType::f32) return 0;
+    const double leans = 3 * unit(p_) * static_cast<double>(p_.scale) * product * score_derivative(p_, product);
+    return std::clamp(leans, -kMostOfLse, kMostOfLse);
   }
 
   double derivative_error(double product, double error) const {
@@ -137,6 +149,7 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
   HeadGradients<double> noise{std::vector<double>(of.dq.size()), std::vector<double>(of.dk.size()),
                               std::vector<double>(of.dv.size())};
   std::vector<double> partial_dk(of.dk.size()), partial_dv(of.dv.size()), partial_dq(d_qk);
+  std::vector<double> leaning_dk(of.dk.size()), leaning_dv(of.dv.size()), leaning_dq(d_qk);
   std::vector<double> q(d_qk), k(d_qk), d_out(d_v), own(d_qk), of_delta(d_qk), of_lse(d_qk);
   QueryNoise at(p, s);
   for (int64_t i = 0; i < s.len_q; ++i) {
@@ -147,7 +160,7 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
       load_row(p.q().row(s.batch_idx, s.row_q + i, head), p.q().dtype, p.head_dim_qk, q.data());
       const core::Operand& from = p.tensors[Name::d_out];
       load_row(from.row(s.batch_idx, s.row_q + i, head), from.dtype, p.head_dim_v, d_out.data());
-      for (std::vector<double>* values : {&own, &of_delta, &of_lse, &partial_dq}) {
+      for (std::vector<double>* values : {&own, &of_delta, &of_lse, &partial_dq, &leaning_dq}) {
         std::fill(values->begin(), values->end(), 0.0);
       }
       for (int64_t j = 0; j < s.len_kv; ++j) {
@@ -162,18 +175,22 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
         const double of_prob = at.row.probs[n] * at.row.dropout[n];
         // Rounded before dropout's factor, which f16 does not hold.
         const double of_rounding = rounding(p, at.row.probs[n]) * at.row.dropout[n];
+        const double leaning = at.errors.leanings[n];
         for (size_t c = 0; c < d_qk; ++c) {
           partial_dq[c] += d_product * k[c];
           own[c] += square(independent * k[c]) + square(sum_unit(p) * partial_dq[c]);
           of_delta[c] += shared * k[c];
           of_lse[c] += at.errors.lse * d_product * k[c];
+          leaning_dq[c] += leaning * d_product * k[c];
           partial_dk[n * d_qk + c] += d_product * q[c];
+          leaning_dk[n * d_qk + c] += leaning * d_product * q[c];
           noise.dk[n * d_qk + c] +=
               square(q[c]) * (square(independent) + square(shared) + square(at.errors.lse * d_product)) +
               square(sum_unit(p) * partial_dk[n * d_qk + c]);
         }
         for (size_t c = 0; c < d_v; ++c) {
           partial_dv[n * d_v + c] += of_prob * d_out[c];
+          leaning_dv[n * d_v + c] += leaning * of_prob * d_out[c];
           noise.dv[n * d_v + c] +=
               square(d_out[c]) * (square(at.errors.probs[n]) + square(of_rounding) + square(at.errors.lse * of_prob)) +
               square(sum_unit(p) * partial_dv[n * d_v + c]);
@@ -181,16 +198,17 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
       }
       for (size_t c = 0; c < d_qk; ++c) {
         const size_t to = static_cast<size_t>(i * p.group() + in_group) * d_qk + c;
-        const double error = std::sqrt(own[c]) + std::abs(of_delta[c]) + std::abs(of_lse[c]);
+        const double error = std::sqrt(own[c]) + std::abs(of_delta[c]) + std::abs(of_lse[c]) + std::abs(leaning_dq[c]);
         noise.dq[to] = of_output(scale * error, of.dq[to], p.tensors[Name::dq].dtype);
       }
     }
   }
   for (size_t n = 0; n < noise.dk.size(); ++n) {
-    noise.dk[n] = of_output(scale * std::sqrt(noise.dk[n]), of.dk[n], p.tensors[Name::dk].dtype);
+    const double error = std::sqrt(noise.dk[n]) + std::abs(leaning_dk[n]);
+    noise.dk[n] = of_output(scale * error, of.dk[n], p.tensors[Name::dk].dtype);
   }
   for (size_t n = 0; n < noise.dv.size(); ++n) {
-    noise.dv[n] = of_output(std::sqrt(noise.dv[n]), of.dv[n], p.tensors[Name::dv].dtype);
+    noise.dv[n] = of_output(std::sqrt(noise.dv[n]) + std::abs(leaning_dv[n]), of.dv[n], p.tensors[Name::dv].dtype);
   }
   return noise;
 }
