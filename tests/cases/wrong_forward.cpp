@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "cases/backward_call.hpp"
-#include "cases/gpu_twin.hpp"
 #include "cases/tensor_elements.hpp"
 
 namespace tessella::tests {
@@ -105,17 +104,8 @@ std::vector<std::string> gradients_of(const Case& c) {
 
 using Gradients = std::vector<std::vector<double>>;
 
-// Where the case's kernel runs.
-std::string compute(BackwardCall& call, const Case& c) {
-  const auto said = [](tessella_status status) { return status == TESSELLA_OK ? "" : tessella_last_error(); };
-  if (!c.kernel.starts_with("cuda.")) return said(call.run());
-  GpuTwin twin(call.blocks(), false);
-  const tessella_backward_args args = twin.args(call.args(), true);
-  const std::string message = said(tessella_backward(&args, &call.options(), twin.stream()));
-  return message.empty() ? twin.download() : message;
-}
 Gradients run(BackwardCall& call, const Case& c) {
-  if (const std::string message = compute(call, c); !message.empty()) throw std::runtime_error(message);
+  if (call.run() != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
   Gradients gradients;
   for (const std::string& name : gradients_of(c)) gradients.push_back(call.values(name));
   return gradients;
