@@ -330,8 +330,8 @@ TEST(ForwardSm90Config, FitsSharedMemoryWithTwoStagesOfEverySize) {
           const int32_t warpgroups = c.tile_q / portable::kWarpgroupRows;
           EXPECT_EQ(layout.barriers_at % 8, 0);
           EXPECT_EQ(layout.summaries_at % portable::kSummaryBytes, 0);
-          EXPECT_LE(portable::kBarrierBytes *
-                        (3 * layout.query_tile_slots + warpgroups * layout.q_slots + layout.k_stages + layout.v_stages),
+          EXPECT_LE((portable::kQueryTileFills + 1) * 8 * layout.query_tile_slots +
+                        portable::kBarrierBytes * (warpgroups * layout.q_slots + layout.k_stages + layout.v_stages),
                     layout.bytes - layout.barriers_at);
         }
       }
