@@ -57,7 +57,7 @@ struct QueryErrors {
   std::vector<double> probs;        // P_j D_j, not yet rounded
   std::vector<double> d_scores;     // dS_j, not yet rounded, but for what is one for all keys
   std::vector<double> derivatives;  // softcap'_j
-  std::vector<double> leanings;     // P_j, of itself, to one side in all rows
+  std::vector<double> truncations;  // P_j, of itself, to one side in all rows
   double delta = 0;
   double lse = 0;  // relative to every P_j
 };
@@ -89,7 +89,7 @@ class QueryNoise {
       errors.probs[n] = row.probs[n] * row.dropout[n] * of_row.probs[n];
       errors.d_scores[n] = std::hypot(row.d_scores[n] * of_row.probs[n], row.probs[n] * of_d_prob);
       errors.derivatives[n] = derivative_error(row.products[n], of_row.products[n]);
-      errors.leanings[n] = leaning(row.products[n]);
+      errors.truncations[n] = truncation(row.products[n]);
       of_delta += square(partial_delta += row.probs[n] * row.d_probs[n]);
     }
     errors.delta += sum_unit(p_) * std::sqrt(of_delta);
@@ -114,12 +114,12 @@ class QueryNoise {
   }
 
   // Matrix units truncate sums of fp32 below their last bit: twelve times in 32 columns, always toward zero, and by
-  // half of that bit in the mean. So a score of f32 leans to zero by up to 6 u of itself, of which of_output()
-  // doubles 3. An LSE that is given does not lean with it. Like the LSE's errors it is limited.
-  double leaning(double product) const {
+  // half of that bit in the mean. So a score of f32 is too small by up to 6 u of itself, of which of_output()
+  // doubles 3. An LSE that is given is not truncated with it. Like the LSE's errors it is limited.
+  double truncation(double product) const {
     if (p_.dtype() != DType::f32) return 0;
-    const double leans = 3 * unit(p_) * static_cast<double>(p_.scale) * product * score_derivative(p_, product);
-    return std::clamp(leans, -kMostOfLse, kMostOfLse);
+    const double error = 3 * unit(p_) * static_cast<double>(p_.scale) * product * score_derivative(p_, product);
+    return std::clamp(error, -kMostOfLse, kMostOfLse);
   }
 
   double derivative_error(double product, double error) const {
@@ -149,7 +149,7 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
   HeadGradients<double> noise{std::vector<double>(of.dq.size()), std::vector<double>(of.dk.size()),
                               std::vector<double>(of.dv.size())};
   std::vector<double> partial_dk(of.dk.size()), partial_dv(of.dv.size()), partial_dq(d_qk);
-  std::vector<double> leaning_dk(of.dk.size()), leaning_dv(of.dv.size()), leaning_dq(d_qk);
+  std::vector<double> truncated_dk(of.dk.size()), truncated_dv(of.dv.size()), truncated_dq(d_qk);
   std::vector<double> q(d_qk), k(d_qk), d_out(d_v), own(d_qk), of_delta(d_qk), of_lse(d_qk);
   QueryNoise at(p, s);
   for (int64_t i = 0; i < s.len_q; ++i) {
@@ -160,7 +160,7 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
       load_row(p.q().row(s.batch_idx, s.row_q + i, head), p.q().dtype, p.head_dim_qk, q.data());
       const core::Operand& from = p.tensors[Name::d_out];
       load_row(from.row(s.batch_idx, s.row_q + i, head), from.dtype, p.head_dim_v, d_out.data());
-      for (std::vector<double>* values : {&own, &of_delta, &of_lse, &partial_dq, &leaning_dq}) {
+      for (std::vector<double>* values : {&own, &of_delta, &of_lse, &partial_dq, &truncated_dq}) {
         std::fill(values->begin(), values->end(), 0.0);
       }
       for (int64_t j = 0; j < s.len_kv; ++j) {
@@ -175,22 +175,22 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
         const double of_prob = at.row.probs[n] * at.row.dropout[n];
         // Rounded before dropout's factor, which f16 does not hold.
         const double of_rounding = rounding(p, at.row.probs[n]) * at.row.dropout[n];
-        const double leaning = at.errors.leanings[n];
+        const double truncation = at.errors.truncations[n];
         for (size_t c = 0; c < d_qk; ++c) {
           partial_dq[c] += d_product * k[c];
           own[c] += square(independent * k[c]) + square(sum_unit(p) * partial_dq[c]);
           of_delta[c] += shared * k[c];
           of_lse[c] += at.errors.lse * d_product * k[c];
-          leaning_dq[c] += leaning * d_product * k[c];
+          truncated_dq[c] += truncation * d_product * k[c];
           partial_dk[n * d_qk + c] += d_product * q[c];
-          leaning_dk[n * d_qk + c] += leaning * d_product * q[c];
+          truncated_dk[n * d_qk + c] += truncation * d_product * q[c];
           noise.dk[n * d_qk + c] +=
               square(q[c]) * (square(independent) + square(shared) + square(at.errors.lse * d_product)) +
               square(sum_unit(p) * partial_dk[n * d_qk + c]);
         }
         for (size_t c = 0; c < d_v; ++c) {
           partial_dv[n * d_v + c] += of_prob * d_out[c];
-          leaning_dv[n * d_v + c] += leaning * of_prob * d_out[c];
+          truncated_dv[n * d_v + c] += truncation * of_prob * d_out[c];
           noise.dv[n * d_v + c] +=
               square(d_out[c]) * (square(at.errors.probs[n]) + square(of_rounding) + square(at.errors.lse * of_prob)) +
               square(sum_unit(p) * partial_dv[n * d_v + c]);
@@ -198,24 +198,25 @@ HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s,
       }
       for (size_t c = 0; c < d_qk; ++c) {
         const size_t to = static_cast<size_t>(i * p.group() + in_group) * d_qk + c;
-        const double error = std::sqrt(own[c]) + std::abs(of_delta[c]) + std::abs(of_lse[c]) + std::abs(leaning_dq[c]);
+        const double error =
+            std::sqrt(own[c]) + std::abs(of_delta[c]) + std::abs(of_lse[c]) + std::abs(truncated_dq[c]);
         noise.dq[to] = of_output(scale * error, of.dq[to], p.tensors[Name::dq].dtype);
       }
     }
   }
   for (size_t n = 0; n < noise.dk.size(); ++n) {
-    const double error = std::sqrt(noise.dk[n]) + std::abs(leaning_dk[n]);
+    const double error = std::sqrt(noise.dk[n]) + std::abs(truncated_dk[n]);
     noise.dk[n] = of_output(scale * error, of.dk[n], p.tensors[Name::dk].dtype);
   }
   for (size_t n = 0; n < noise.dv.size(); ++n) {
-    noise.dv[n] = of_output(std::sqrt(noise.dv[n]) + std::abs(leaning_dv[n]), of.dv[n], p.tensors[Name::dv].dtype);
+    noise.dv[n] = of_output(std::sqrt(noise.dv[n]) + std::abs(truncated_dv[n]), of.dv[n], p.tensors[Name::dv].dtype);
   }
   return noise;
 }
 
 std::vector<double> score_noise(const AttentionArguments& p, Gradient gradient, int64_t b, int64_t head, int64_t i,
                                 const std::vector<double>& of) {
-  std::vector<double> squares(of.size()), sizes(of.size());
+  std::vector<double> squares(of.size()), sizes(of.size()), truncated(of.size());
   for_each_query(p, gradient, b, head, i, [&](const Sequence& s, int64_t h, int64_t query) {
     QueryNoise at(p, s);
     at.run(h, query);
@@ -238,6 +239,7 @@ std::vector<double> score_noise(const AttentionArguments& p, Gradient gradient, 
       } else {
         squares[to] += square(factor * shared);
       }
+      truncated[to] += factor * at.errors.truncations[n] * at.row.d_scores[n];
       sizes[to] += std::abs(factor * at.row.d_scores[n]);
     }
     if (of.size() == 1) squares[0] += square(common);
@@ -246,7 +248,7 @@ std::vector<double> score_noise(const AttentionArguments& p, Gradient gradient, 
   std::vector<double> noise(of.size());
   // The sums themselves are rounded, at their size.
   for (size_t n = 0; n < of.size(); ++n) {
-    noise[n] = of_output(std::sqrt(squares[n]) + 2 * unit(p) * sizes[n], of[n], dtype);
+    noise[n] = of_output(std::sqrt(squares[n]) + std::abs(truncated[n]) + 2 * unit(p) * sizes[n], of[n], dtype);
   }
   return noise;
 }

@@ -70,7 +70,7 @@ inline double get(const tessella_tensor& tensor, int64_t element) {
   }
 }
 
-// Calls fn with the place of every element, in order of the axes.
+// Calls fn with the offset of every element, in order of the axes.
 template <typename Fn>
 void for_each_element(const tessella_tensor& t, Fn&& fn) {
   int64_t idx[8] = {};

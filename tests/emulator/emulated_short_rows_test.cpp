@@ -20,9 +20,10 @@ Case short_rows(int64_t head_dim, int64_t batch, int64_t heads, int64_t seqlen) 
 
 void expect_right_in_any_order(const Case& c) {
   const char* seeds = std::getenv("TESSELLA_TEST_SEEDS");
-  const uint64_t last = seeds == nullptr ? 4 : static_cast<uint64_t>(std::atoi(seeds));
-  for (uint64_t seed = 1; seed <= last; ++seed) {
-    expect_right(c, seed);
+  const int last = seeds == nullptr ? 4 : std::atoi(seeds);
+  ASSERT_GT(last, 0) << "TESSELLA_TEST_SEEDS";
+  for (int seed = 1; seed <= last; ++seed) {
+    expect_right(c, static_cast<uint64_t>(seed));
     if (testing::Test::HasFailure()) return;
   }
 }

@@ -473,8 +473,10 @@ void wait_for_cluster() { g_cluster->wait_for_cluster(); }
 bool block_or(bool mine) { return g_cluster->block_or(mine); }
 
 void init_barrier(uint32_t address, uint32_t count) {
-  const size_t idx = g_cluster->barriers_.size();
-  g_cluster->barriers_[address] = {.idx = idx, .count = count, .pending = count};
+  const auto [at, is_new] = g_cluster->barriers_.try_emplace(address);
+  if (!is_new) throw std::logic_error("a barrier is initialised again");
+  at->second.idx = g_cluster->barriers_.size() - 1;
+  at->second.count = at->second.pending = count;
 }
 void arrive(uint32_t address, uint32_t expected_bytes) {
   if (g_cluster->has_ended(address)) throw std::logic_error("arrival at a block that has ended");

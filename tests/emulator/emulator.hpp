@@ -4,7 +4,9 @@
 // Fibers take turns in an order that a seed decides, in which one warp or another is far behind, copies land and matrix
 // instructions read their operands as early or as late as the seed likes. A missing wait shows as a wrong result, a
 // wait for something that never comes as a Deadlock, a register of an operand written before its product is there as a
-// std::logic_error.
+// std::logic_error. So is a wait that skips a phase of its barrier, when that phase has ended; where it has not, such a
+// wait returns at once, which looks like a second wait for the phase before, and wrong data shows it. What a thread
+// knows of phases it has by its own waits, and from others at each barrier, vote and shuffle.
 //
 // Shared memory is there twice, for PTX's two proxies: as threads have it, and as the copy engine and the matrix unit
 // see it. A thread's stores reach the other one when that thread calls fence_async(); where the two differ, a product

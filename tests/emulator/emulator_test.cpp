@@ -89,22 +89,27 @@ TEST(Emulator, AnArrivalTooManyIsAnError) {
 // of the first by a wait of its own, or by a meeting with those who waited.
 TEST(Emulator, AWaitThatSkipsAPhaseIsAnError) {
   enum class Knows { nothing, by_its_wait, by_a_meeting };
-  const auto run = [](Knows knows) {
-    for (uint64_t seed = 0; seed < 32; ++seed) {
-      launch({1, 1, 1}, 64, 64, seed, [&] {
-        if (threadIdx.x == 0) init_barrier(kBarrier, 1);
-        __syncthreads();
-        if (threadIdx.x == 0) arrive(kBarrier, 0);
-        if (threadIdx.x < 32 || knows == Knows::by_its_wait) wait(kBarrier, 0);
-        if (knows != Knows::nothing) __syncthreads();
-        if (threadIdx.x == 0) arrive(kBarrier, 0);
-        wait(kBarrier, 1);
-      });
-    }
+  const auto run = [](Knows knows, uint64_t seed) {
+    bool have_ended = false;
+    launch({1, 1, 1}, 64, 64, seed, [&] {
+      if (threadIdx.x == 0) init_barrier(kBarrier, 1);
+      __syncthreads();
+      if (threadIdx.x == 0) arrive(kBarrier, 0);
+      if (threadIdx.x < 32 || knows == Knows::by_its_wait) wait(kBarrier, 0);
+      if (knows != Knows::nothing) __syncthreads();
+      if (threadIdx.x == 0) {
+        arrive(kBarrier, 0);
+        have_ended = true;
+      }
+      if (threadIdx.x >= 32) wait_until([&] { return have_ended; });
+      wait(kBarrier, 1);
+    });
   };
-  EXPECT_NO_THROW(run(Knows::by_its_wait));
-  EXPECT_NO_THROW(run(Knows::by_a_meeting));
-  EXPECT_THROW(run(Knows::nothing), std::logic_error);
+  for (uint64_t seed = 0; seed < 32; ++seed) {
+    EXPECT_NO_THROW(run(Knows::by_its_wait, seed));
+    EXPECT_NO_THROW(run(Knows::by_a_meeting, seed));
+    EXPECT_THROW(run(Knows::nothing, seed), std::logic_error);
+  }
 }
 
 // A copy that nobody waits for has landed in some orders and not in others.

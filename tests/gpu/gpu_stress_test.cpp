@@ -1,4 +1,4 @@
-// The forward kernels under load: the same bits in every one of many calls, whatever blocks and copies do at what time.
+// cuda.forward_sm90 under load: the same bits in every one of many calls, whatever blocks and copies do at what time.
 // Query tiles meet one key tile or a few, so the warps of a block are at different query tiles. Memory is read as it
 // comes: near and alone, or with a MiB between sequences and beside copies of gigabytes.
 //
@@ -66,28 +66,33 @@ end:
 }
 )";
 
+constexpr const char* kKernel = "cuda.forward_sm90";
+
 struct Load {
   const char* name;
-  int64_t batch, heads, seqlen_q, seqlen_kv;
+  int64_t batch, heads, seqlen;
   bool is_causal, has_sink;
 };
-constexpr Load kLoads[] = {
-    {"ManySequences", 1600, 1, 60, 60, false, false},
-    {"Heads", 64, 8, 60, 60, false, false},
-    {"Sinks", 64, 8, 60, 60, false, true},
-    {"FewQueries", 600, 1, 2, 100, false, false},
-    {"Causal", 8, 8, 800, 200, true, false},
-};
+constexpr Load kLoads[] = {{"ManySequences", 1600, 1, 60, false, false},
+                           {"Heads", 64, 8, 60, false, false},
+                           {"Sinks", 64, 8, 60, false, true},
+                           {"TwoHeads", 600, 2, 100, false, false},
+                           {"Causal", 800, 1, 200, true, false}};
 
 class GpuStress : public testing::TestWithParam<std::tuple<Load, int64_t>> {
  protected:
   void SetUp() override {
     if (const std::string problem = gpu_arguments(); !problem.empty()) GTEST_SKIP() << problem;
+    for (const KernelInfo& kernel : gpu_kernels()) {
+      if (kernel.name == kKernel && !kernel.unavailable.empty()) GTEST_SKIP() << kernel.unavailable;
+    }
   }
 
   static int num_calls() {
     const char* calls = std::getenv("TESSELLA_TEST_CALLS");
-    return calls == nullptr ? 100000 : std::atoi(calls);
+    const int count = calls == nullptr ? 100000 : std::atoi(calls);
+    EXPECT_GT(count, 0) << "TESSELLA_TEST_CALLS";
+    return count;
   }
 };
 
@@ -122,10 +127,10 @@ struct Operand {
 void expect_same_bits(const Load& load, int64_t head_dim, bool spread, bool beside_copies, int num_calls) {
   const cli::Gpu& gpu = cli::Gpu::open(0);
   const cli::GpuStream stream(gpu), other(gpu);
-  const Operand q(gpu, load.batch, load.seqlen_q, load.heads, head_dim, spread);
-  const Operand k(gpu, load.batch, load.seqlen_kv, load.heads, head_dim, spread);
-  const Operand v(gpu, load.batch, load.seqlen_kv, load.heads, head_dim, spread);
-  const Operand out(gpu, load.batch, load.seqlen_q, load.heads, head_dim, false);
+  const Operand q(gpu, load.batch, load.seqlen, load.heads, head_dim, spread);
+  const Operand k(gpu, load.batch, load.seqlen, load.heads, head_dim, spread);
+  const Operand v(gpu, load.batch, load.seqlen, load.heads, head_dim, spread);
+  const Operand out(gpu, load.batch, load.seqlen, load.heads, head_dim, false);
   fill_with_normal(gpu, q.memory, 1);
   fill_with_normal(gpu, k.memory, 2);
   fill_with_normal(gpu, v.memory, 3);
@@ -142,6 +147,7 @@ void expect_same_bits(const Load& load, int64_t head_dim, bool spread, bool besi
   args.out = &out.tensor;
   if (load.has_sink) args.sink = &sink;
   tessella_attention_options options = TESSELLA_ATTENTION_OPTIONS_INIT;
+  options.kernel = kKernel;
   if (load.is_causal) options.window_right = 0;
 
   const cli::GpuMemory first(gpu, out.memory.size()), counted(gpu, 4);
