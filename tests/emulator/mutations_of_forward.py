@@ -172,13 +172,6 @@ MUTATIONS = [
         "SkippedTiles",
     ),
     Mutation(
-        "skipped_keys_wait",
-        "forward_sm90.hpp",
-        "k.wait_full(); release(k); v.wait_full(); release(v);",
-        "release(k); v.wait_full(); release(v);",
-        "SkippedTiles",
-    ),
-    Mutation(
         "idle_queries_wait",
         "forward_sm90.hpp",
         "q.wait_full(); if (!kKeepsQ) release_q();",
