@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "phases.hpp"
+
 // What kernels call `extern __shared__ char shared[]`, of all blocks of a cluster.
 namespace tessella::device {
 alignas(1024) extern char shared[];
@@ -34,22 +36,6 @@ using Groups = std::deque<Group>;  // the last one is open
 
 constexpr size_t kStackBytes = size_t{256} << 10;
 constexpr unsigned kLanes = 32, kWarpgroup = 128;
-
-// Of every barrier in shared memory, by its index: how many of its phases have ended, as far as somebody knows.
-class Phases {
- public:
-  uint32_t& of(size_t barrier) {
-    if (barrier >= ended_.size()) ended_.resize(barrier + 1);
-    return ended_[barrier];
-  }
-  void learn(const Phases& from) {
-    if (from.ended_.size() > ended_.size()) ended_.resize(from.ended_.size());
-    for (size_t i = 0; i < from.ended_.size(); ++i) ended_[i] = std::max(ended_[i], from.ended_[i]);
-  }
-
- private:
-  std::vector<uint32_t> ended_;
-};
 
 struct Fiber {
   ucontext_t context;

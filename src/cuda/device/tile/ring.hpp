@@ -2,8 +2,8 @@
 //
 // A wait by parity tells neighbouring phases of a barrier apart, not a phase from the one after the next. So who waits
 // for a phase must know that the one before it has ended. A position here moves so that it meets every phase of the
-// slots that it comes to, and takes no other barrier at the same position: a side that waits wherever it stands knows
-// all earlier phases. The emulator reports a side that has not waited.
+// slots that it comes to, and takes no other barrier at the same position: a side that waits at each of its positions
+// knows all earlier phases. The emulator reports a side that has not waited.
 #pragma once
 
 #include "cuda/device/ptx/barrier.hpp"
