@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds and runs every test. Arguments go to ctest: ./test.sh -R cli
+# Builds the tests and runs them, but those labelled long (tests/labels.cmake), of which .ci/run takes shares. Arguments go
+# to ctest: ./test.sh -R cli
 set -eu
 cd "$(dirname "$0")"
 
@@ -9,4 +10,4 @@ scripts/require_packages.sh cmake ninja-build g++ pkg-config libhwy-dev libtbb-d
 echo "== Building build/try with its tests (a few minutes)" >&2
 cmake -S . -B build/try -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSELLA_BUILD_TESTS=ON
 cmake --build build/try
-ctest --test-dir build/try --output-on-failure --parallel "$(nproc)" "$@"
+ctest --test-dir build/try --output-on-failure --parallel "$(nproc)" --label-exclude long "$@"

@@ -14,9 +14,9 @@
 
 namespace tessella::cuda {
 
-std::vector<PrecompiledProgram> precompiled_programs() {
+std::vector<PrecompiledProgram> precompiled_programs(Precompiled which) {
   std::vector<PrecompiledProgram> programs;
-  const auto add = [&](const char* kernel, const Recipe& recipe, Target target) {
+  const auto add_common = [&](const char* kernel, const Recipe& recipe, Target target) {
     std::vector<Step> steps = recipe.steps;
     steps.insert(steps.end(), recipe.schedule.begin(), recipe.schedule.end());
     for (const Step& step : steps) {
@@ -28,6 +28,9 @@ std::vector<PrecompiledProgram> precompiled_programs() {
         same->targets.push_back(target);
       }
     }
+  };
+  const auto add = [&](const char* kernel, const Recipe& recipe, Target target) {
+    if (which == Precompiled::all) add_common(kernel, recipe, target);
   };
   const auto add_everywhere = [&](const char* kernel, const Recipe& recipe) {
     add(kernel, recipe, {.arch = 80});
@@ -53,21 +56,20 @@ std::vector<PrecompiledProgram> precompiled_programs() {
         backward.operands[name] = {dtype, 16};
       }
       add("cuda.backward_sm80", backward_sm80_recipe(backward, ampere), {.arch = 80});
-      add("cuda.backward_sm90", backward_sm90_recipe(backward, hopper), {.arch = 90});
-      if (head_dim <= 128) {  // a token at a time, up to 8 heads on one
-        plain.seqlen_q = 1;
-        plain.seqlen_kv = 8192;
-        plain.features = core::Feature::schedule;
-        const Recipe before = decode_recipe(plain, ampere), decode = decode_recipe(plain, hopper);
-        add("cuda.decode", before, {.arch = 80});
-        add("cuda.decode", decode, {.arch = 90});
-        add("cuda.decode", decode, {.arch = 80, .ptx = true});  // for what comes after Hopper
-        plain.features = {};
-      }
+      add_common("cuda.backward_sm90", backward_sm90_recipe(backward, hopper), {.arch = 90});
+      // A token at a time, up to 8 heads on one.
+      plain.seqlen_q = 1;
+      plain.seqlen_kv = 8192;
+      plain.features = core::Feature::schedule;
+      const Recipe before = decode_recipe(plain, ampere), decode = decode_recipe(plain, hopper);
+      add("cuda.decode", before, {.arch = 80});
+      add_common("cuda.decode", decode, {.arch = 90});
+      add("cuda.decode", decode, {.arch = 80, .ptx = true});  // for what comes after Hopper
+      plain.features = {};
       plain.seqlen_q = 8192;
       for (const int64_t seqlen_kv : {1024, 8192}) {
         plain.seqlen_kv = seqlen_kv;
-        add("cuda.forward_sm90", forward_sm90_recipe(plain, hopper), {.arch = 90});
+        add_common("cuda.forward_sm90", forward_sm90_recipe(plain, hopper), {.arch = 90});
       }
     }
     core::MergeShape merge{.num_states = 2, .states = {dtype, 16}, .out = {dtype, 16}, .head_dim = 128};

@@ -15,6 +15,10 @@ struct PrecompiledProgram {
   std::vector<Target> targets;
 };
 
-std::vector<PrecompiledProgram> precompiled_programs();
+// all: what releases carry. common: what a first call of a common model needs on Hopper, forward, backward and decoding
+// at head dims 64, 128 and 256 in bf16 and f16; a build that somebody waits for has no more.
+enum class Precompiled { common, all };
+
+std::vector<PrecompiledProgram> precompiled_programs(Precompiled which = Precompiled::all);
 
 }  // namespace tessella::cuda

@@ -1,18 +1,25 @@
-# `ctest -L quick`: a minute on two cores in which every kernel computes. ctest reads this file in each folder behind the
-# lists of tests, TARGET_TESTS, that gtest_discover_tests() makes.
+# `ctest -L quick`: a minute on two cores in which every kernel computes.
+# `ctest -L long`: the same at many sizes and spreads; ./test.sh leaves it out, and .ci/run takes a share (.ci/steps.sh).
+# ctest reads this file in each folder behind the lists of tests, TARGET_TESTS, that gtest_discover_tests() makes.
 
-# quick(TARGET [REGEX]): labels its tests, or those whose names behind the target match.
-function(quick target)
+# label(LABEL TARGET [REGEX]): of its tests, or those whose names behind the target match.
+function(label name target)
   if(NOT DEFINED ${target}_TESTS) # of another folder, or not built
     return()
   endif()
   set(tests ${${target}_TESTS})
   list(FILTER tests INCLUDE REGEX "^${target}\\.(${ARGN})")
   if(NOT tests)
-    message(FATAL_ERROR "tests/quick.cmake: no test of ${target} is ${ARGN}")
+    message(FATAL_ERROR "tests/labels.cmake: no test of ${target} is ${ARGN}")
   endif()
-  set_tests_properties(${tests} PROPERTIES LABELS quick)
+  set_tests_properties(${tests} PROPERTIES LABELS ${name})
 endfunction()
+macro(quick)
+  label(quick ${ARGN})
+endmacro()
+macro(long)
+  label(long ${ARGN})
+endmacro()
 
 # Parts by hand.
 foreach(part band cancelled_work cases check compare cubin cubin_store driver_types dropout embedded fields float16
@@ -37,7 +44,8 @@ quick(backward_test "BackwardReference|Kernels/Backward.(RandomCases|OnlyWhatIsA
 quick(emulator_test)
 quick(widened_test)
 quick(schedule_test)
-quick(emulated_forward_test "EmulatedSm90.Half|EmulatedSm80.Masks")
+quick(emulated_quick_test)
+quick(emulated_quick_backward_test)
 quick(emulated_ladder_test "Rungs/EmulatedLadder.IsRight/")
 quick(emulated_merge_test)
 quick(emulated_append_test "EmulatedAppend.RandomCases|EmulatedCopyPages.RandomCases")
@@ -51,3 +59,14 @@ foreach(part api append_api backward_api backward_errors dlpack merge_api operan
     sharing)
   quick(${part}_test)
 endforeach()
+
+# At length.
+long(batch_invariant_test ".*RowsKeepTheirBits")
+long(decode_launch_test "DecodeLaunch.(QuantizedCaches|OneScheduleServesPlansOfRoundedLengths)")
+long(decode_splits_test ".*KeysAtTheirBorders")
+long(emulated_append_test EmulatedAppend.HostileTables)
+long(forward_test "Kernels/(Softcaps|PairsOfFeatures|Forward.(BeyondTwoToThe16|GrowingScores|LongerThanAnyTile))")
+long(mean_weight_test)
+long(merge_test "Kernels/Merge.BitsDependOnTheRowAlone")
+long(nan_test "Kernels/Nan.In(Values|QueriesAndKeys)PassesTheCheck")
+long(user_source_test Modification)
