@@ -21,6 +21,7 @@ class BackwardCall {
   BackwardCall& operator=(const BackwardCall&) = delete;
 
   tessella_backward_args& args() { return args_; }
+  const tessella_backward_args& args() const { return args_; }
   const tessella_attention_options& options() const { return options_; }
   const tessella_call& tagged() const { return tagged_; }
   const Call& forward() const { return forward_; }

@@ -24,7 +24,7 @@ struct Catch {
   std::string message;
 };
 
-// Runs a case with a wrong forward. What rounding costs is measured on the same case in f64.
+// Runs a case with a wrong forward. What rounding costs is measured on the same numbers in f64.
 Catch run_wrong_forward(const Case& c, std::string_view what);
 
 }  // namespace tessella::tests

@@ -241,6 +241,14 @@ MUTATIONS = [
         BACKWARD,
     ),
     Mutation(
+        "dead_rows_dot",
+        "backward_rows.hpp",
+        "(sees ? dot : 0.0f) - d_lse",
+        "dot - d_lse",
+        "DeadRowsBesideASink",
+        BACKWARD,
+    ),
+    Mutation(
         "unseen_keys",
         "backward_sm80.hpp",
         "if constexpr (Block::kHasMap) block.clear_unseen_keys();",
