@@ -10,6 +10,7 @@ Json::Json() = default;
 Json::Json(Kind kind) : kind_(kind) {}
 Json::Json(int value) : Json(int64_t{value}) {}
 Json::Json(int64_t value) : kind_(Kind::integer), integer_(value) {}
+Json::Json(uint64_t value) : kind_(Kind::natural), integer_(static_cast<int64_t>(value)) {}
 Json::Json(double value) : kind_(Kind::number), number_(value) {}
 Json::Json(const char* value) : kind_(Kind::string), string_(value) {}
 Json::Json(std::string value) : kind_(Kind::string), string_(std::move(value)) {}
@@ -35,6 +36,20 @@ Json& Json::operator=(const Json& other) = default;
 Json& Json::operator=(Json&& other) noexcept = default;
 Json::~Json() = default;
 
+const char* Json::type_name() const {
+  switch (kind_) {
+    case Kind::null: return "null";
+    case Kind::boolean: return "boolean";
+    case Kind::string: return "string";
+    case Kind::list: return "array";
+    case Kind::object: return "object";
+    case Kind::integer:
+    case Kind::natural:
+    case Kind::number: break;
+  }
+  return "number";
+}
+
 double Json::number() const { return kind_ == Kind::integer ? static_cast<double>(integer_) : number_; }
 
 Json& Json::operator[](std::string_view key) {
@@ -51,6 +66,8 @@ const Json& Json::operator[](std::string_view key) const {
   return found == keys_.end() ? kNull : values_[static_cast<size_t>(found - keys_.begin())];
 }
 
+bool Json::has(std::string_view key) const { return std::ranges::find(keys_, key) != keys_.end(); }
+
 void Json::append(Json value) {
   if (kind_ == Kind::null) kind_ = Kind::list;
   values_.push_back(std::move(value));
@@ -65,6 +82,7 @@ struct JsonWriter {
       case Json::Kind::null: return nullptr;
       case Json::Kind::boolean: return json.integer_ != 0;
       case Json::Kind::integer: return json.integer_;
+      case Json::Kind::natural: return json.natural();
       case Json::Kind::number: return json.number_;
       case Json::Kind::string: return json.string_;
       case Json::Kind::list: {
@@ -83,5 +101,7 @@ struct JsonWriter {
 std::string Json::dump(int indent) const {
   return JsonWriter::value_of(*this).dump(indent, ' ', false, JsonWriter::Library::error_handler_t::replace);
 }
+
+std::string Json::ascii() const { return JsonWriter::value_of(*this).dump(-1, ' ', true); }
 
 }  // namespace tessella::cli

@@ -1,4 +1,4 @@
-// A JSON value to be written: results, and headers of files.
+// JSON values: results, and headers of files.
 #pragma once
 
 #include <concepts>
@@ -11,7 +11,8 @@
 
 namespace tessella::cli {
 
-// Null, a bool, a number, a string, a list, or an object that keeps the order of its keys.
+// Null, a bool, a number, a string, a list, or an object that keeps the order of its keys. Natural numbers are whole
+// ones that are not negative, up to 2^64 - 1.
 class Json {
  public:
   struct Field;  // of an object: {"seqlen", 4096}
@@ -23,6 +24,7 @@ class Json {
   }
   Json(int value);
   Json(int64_t value);
+  Json(uint64_t value);
   Json(double value);
   Json(const char* value);
   Json(std::string value);
@@ -39,8 +41,14 @@ class Json {
   ~Json();
 
   bool is_null() const { return kind_ == Kind::null; }
+  bool is_natural() const { return kind_ == Kind::natural; }
   bool is_string() const { return kind_ == Kind::string; }
+  bool is_list() const { return kind_ == Kind::list; }
+  bool is_object() const { return kind_ == Kind::object; }
+  const char* type_name() const;  // JSON's: "number", "array"
+
   int64_t integer() const { return integer_; }
+  uint64_t natural() const { return static_cast<uint64_t>(integer_); }
   double number() const;  // of an integer too
   const std::string& string() const { return string_; }
 
@@ -49,18 +57,22 @@ class Json {
   const Json& operator[](std::string_view key) const;
   const std::vector<std::string>& keys() const { return keys_; }
 
-  // Adds to a list, and makes one of null.
+  bool has(std::string_view key) const;
+
+  // Of a list. append() makes one of null.
+  const std::vector<Json>& values() const { return values_; }
   void append(Json value);
 
   // In one line or, indented, with so many spaces a level. Bytes that are no UTF-8 are replaced.
   std::string dump(int indent = -1) const;
+  std::string ascii() const;  // in one line, other characters as \uXXXX
 
  private:
-  enum class Kind { null, boolean, integer, number, string, list, object };
+  enum class Kind { null, boolean, integer, natural, number, string, list, object };
   explicit Json(Kind kind);
 
   Kind kind_ = Kind::null;
-  int64_t integer_ = 0;  // a bool's too
+  int64_t integer_ = 0;  // a bool's and, of the same bits, a natural's too
   double number_ = 0;
   std::string string_;
   std::vector<std::string> keys_;  // of an object; values_ are theirs

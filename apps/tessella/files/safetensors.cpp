@@ -104,10 +104,11 @@ std::vector<std::byte> to_safetensors(std::span<const Array> arrays) {
     const ElementType& type = *find_element_type(array.tensor.dtype);
     const int64_t begin = end;
     end += num_elements(array.tensor) * type.bytes;
+    const int64_t offsets[] = {begin, end};
     header[array.name] = {
         {"dtype", type.safetensors},
         {"shape", std::span<const int64_t>(array.tensor.shape, static_cast<size_t>(array.tensor.ndim))},
-        {"data_offsets", Json::list({begin, end})}};
+        {"data_offsets", std::span<const int64_t>(offsets)}};
   }
   std::string string = header.dump();
   string.append((8 - string.size() % 8) % 8, ' ');
