@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <memory>
@@ -19,7 +19,6 @@
 #include "options/attention_options.hpp"
 #include "options/dtype_string.hpp"
 #include "options/number_string.hpp"
-#include "options/option_help.hpp"
 #include "options/option_words.hpp"
 #include "report/machine.hpp"
 #include "report/output.hpp"
@@ -181,7 +180,7 @@ int attend(Settings settings) {
       }
       describe(settings, *backward, document["backward"]);
     }
-    put("{}\n", json_string(document));
+    put("{}\n", document.dump(2));
   } else {
     for (const auto& [name, array] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}}) {
       put("{:<7} {} {}  {}\n", name, shape_string(array->tensor), dtype_name(array->tensor.dtype),
@@ -201,41 +200,29 @@ int attend(Settings settings) {
 
 }  // namespace
 
-void add_attend(CLI::App& app, Run& run) {
-  CLI::App* command = app.add_subcommand("attend", "Attention over q, k and v out of files");
+void add_attend(Command& program) {
+  Command& command = program.add_command("attend", "Attention over q, k and v out of files");
   auto settings = std::make_shared<Settings>();
-  command->footer(kExamples);
-  command
-      ->add_option("FILE", settings->inputs.files, ".npy, .npz or .safetensors: one file with q, k and v, or several")
-      ->required()
-      ->type_name("");
-  command
-      ->add_option("--names", settings->names,
-                   "names of q, k and v in the files [q,k,v, else common ones: query, key_states, attn.v_proj, xq; "
-                   "arrays without names, as .npy and arr_0 are, by their order]")
-      ->type_name("Q,K,V");
-  show_value(
-      command->add_option("--layout", settings->layout, "bshd = (batch, seqlen, heads, head_dim), of q, k, v and out"),
-      "bshd|bhsd", settings->layout);
-  command->add_option("--dtype", settings->dtype, "type of raw .npy elements, such as bf16 in |V2")->type_name("DTYPE");
-  command
-      ->add_option("--kv-dtype", settings->kv_dtype,
-                   "what the bytes of k and v are: f8e4m3fn, i8, or i4, two in each of uint8")
-      ->type_name("DTYPE");
-  command->add_option("--out", settings->results.out, "write out: .npy, .npz or .safetensors")->type_name("FILE");
-  command
-      ->add_option("--lse", settings->results.lse,
-                   "write the log of the softmax's sum; the same .npz as --out holds both")
-      ->type_name("FILE");
-  command->add_flag("--check{256}", settings->check,
-                    "compare rows with the float64 reference; --check=0 all of them [256]");
-  command->add_flag("--explain", settings->explain, "which kernel was chosen, and why each better one was not");
-  command->add_flag("--json", settings->json, "results as JSON");
-  settings->backward.add_to(*command);
-  settings->options.add_to(*command);
-  command->callback([&run, settings] {
-    run = [settings] { return run_in_layout(settings->layout, [&] { return attend(*settings); }); };
-  });
+  command.set_footer(kExamples);
+  command.add_words("FILE", settings->inputs.files, ".npy, .npz or .safetensors: one file with q, k and v, or several");
+  command.add_option("--names", settings->names, "Q,K,V",
+                     "names of q, k and v in the files [q,k,v, else common ones: query, key_states, attn.v_proj, xq; "
+                     "arrays without names, as .npy and arr_0 are, by their order]");
+  command.add_option("--layout", settings->layout, "bshd|bhsd",
+                     "bshd = (batch, seqlen, heads, head_dim), of q, k, v and out");
+  command.add_option("--dtype", settings->dtype, "DTYPE", "type of raw .npy elements, such as bf16 in |V2");
+  command.add_option("--kv-dtype", settings->kv_dtype, "DTYPE",
+                     "what the bytes of k and v are: f8e4m3fn, i8, or i4, two in each of uint8");
+  command.add_option("--out", settings->results.out, "FILE", "write out: .npy, .npz or .safetensors");
+  command.add_option("--lse", settings->results.lse, "FILE",
+                     "write the log of the softmax's sum; the same .npz as --out holds both");
+  command.add_flag("--check", settings->check, "256",
+                   "compare rows with the float64 reference; --check=0 all of them [256]");
+  command.add_flag("--explain", settings->explain, "which kernel was chosen, and why each better one was not");
+  command.add_flag("--json", settings->json, "results as JSON");
+  settings->backward.add_to(command);
+  settings->options.add_to(command);
+  command.set_run([settings] { return run_in_layout(settings->layout, [&] { return attend(*settings); }); });
 }
 
 }  // namespace tessella::cli

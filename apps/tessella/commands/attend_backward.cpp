@@ -1,6 +1,6 @@
 #include "commands/attend_backward.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <utility>
 
@@ -40,17 +40,17 @@ std::vector<std::pair<std::string, std::string>> written(const BackwardFiles& fi
 
 }  // namespace
 
-void BackwardFiles::add_to(CLI::App& command) {
-  const auto add = [&](const char* name, std::string& value, const char* help, const char* type) {
-    command.add_option(name, value, help)->type_name(type)->group("Gradients");
+void BackwardFiles::add_to(Command& command) {
+  const auto add = [&](const char* name, std::string& value, const char* type, const char* help) {
+    command.add_option(name, value, type, help, "Gradients");
   };
-  add("--backward", d_out, "compute gradients too: the gradient of out, of its shape", "FILE[:NAME]");
-  add("--d-lse", d_lse, "the gradient of the log of the softmax's sum [0]", "FILE[:NAME]");
-  add("--dq", dq, "write the gradient of q, in its dtype", "FILE");
-  add("--dk", dk, "write the gradient of k", "FILE");
-  add("--dv", dv, "write the gradient of v", "FILE");
-  add("--gradients", gradients,
-      "write dq, dk and dv, and d_bias, d_sink and d_alibi_slopes where these are given: .npz or .safetensors", "FILE");
+  add("--backward", d_out, "FILE[:NAME]", "compute gradients too: the gradient of out, of its shape");
+  add("--d-lse", d_lse, "FILE[:NAME]", "the gradient of the log of the softmax's sum [0]");
+  add("--dq", dq, "FILE", "write the gradient of q, in its dtype");
+  add("--dk", dk, "FILE", "write the gradient of k");
+  add("--dv", dv, "FILE", "write the gradient of v");
+  add("--gradients", gradients, "FILE",
+      "write dq, dk and dv, and d_bias, d_sink and d_alibi_slopes where these are given: .npz or .safetensors");
 }
 
 void BackwardFiles::check_writable(const ResultFiles& results) const {

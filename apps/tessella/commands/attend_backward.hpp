@@ -1,7 +1,6 @@
 // `attend --backward`: the gradient of out out of a file, and gradients into files.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <span>
 #include <string>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "commands/attend_inputs.hpp"
 #include "commands/result_files.hpp"
 #include "device/placement.hpp"
+#include "options/command.hpp"
 
 namespace tessella::cli {
 
@@ -18,7 +18,7 @@ struct BackwardFiles {
   std::string dq, dk, dv;  // "" = not written
   std::string gradients;   // all of them in one file
 
-  void add_to(CLI::App& command);
+  void add_to(Command& command);
   bool is_wanted() const { return !d_out.empty(); }
 
   // InputError if one is given without d_out, cannot be written, or is the file of another result.

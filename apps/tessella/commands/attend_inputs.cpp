@@ -1,6 +1,6 @@
 #include "commands/attend_inputs.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
@@ -160,6 +160,14 @@ void swap_layout(Layout layout, tessella_tensor& tensor) {
   const int axis = tensor.ndim - 3;
   std::swap(tensor.shape[axis], tensor.shape[axis + 1]);
   std::swap(tensor.strides[axis], tensor.strides[axis + 1]);
+}
+
+void expect_no_rows_behind_check(const std::string& check, const std::vector<std::string>& files) {
+  for (const std::string& file : files) {
+    const bool is_number = !file.empty() && file.find_first_not_of("0123456789") == file.npos;
+    if (check.empty() || !is_number || std::filesystem::exists(file)) continue;
+    throw InputError(fmt::format("FILE is '{}', and no such file is there; rows are given as --check={}", file, file));
+  }
 }
 
 std::vector<ListedArray> read_inputs(const AttendInputs& inputs, Call& call) {

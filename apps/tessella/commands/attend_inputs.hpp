@@ -22,6 +22,9 @@ struct AttendInputs {
   tessella_dtype kv_dtype = TESSELLA_DTYPE_DEFAULT;  // of what the bytes of k and v are
 };
 
+// "--check 5" would read a file 5, and check another number of rows.
+void expect_no_rows_behind_check(const std::string& check, const std::vector<std::string>& files);
+
 // Sets the call's q, k and v. Returns the other arrays of the files.
 std::vector<ListedArray> read_inputs(const AttendInputs& inputs, Call& call);
 

@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <memory>
@@ -10,10 +10,10 @@
 #include "options/dtype_string.hpp"
 #include "options/mask_string.hpp"
 #include "options/number_string.hpp"
-#include "options/option_help.hpp"
 #include "options/preset.hpp"
 #include "report/machine.hpp"
 #include "report/progress.hpp"
+#include "report/table.hpp"
 
 namespace tessella::cli {
 namespace {
@@ -141,7 +141,7 @@ Json describe(const RandomCase& problem, const BenchResult& result) {
 }
 
 Table make_table(const std::string& baseline) {
-  const auto seconds = [](const Json& value) { return seconds_string(value.get<double>()); };
+  const auto seconds = [](const Json& value) { return seconds_string(value.number()); };
   return {{{"kernel", "kernel", {}, true},
            {"dtype", "dtype", {}, true},
            {"head_dim", "head_dim", {}},
@@ -155,12 +155,12 @@ Table make_table(const std::string& baseline) {
            {"seconds", "time", seconds},
            {"min_seconds", "", {}},
            {"max_seconds", "", {}},
-           {"spread", "spread", [](const Json& value) { return fmt::format("{:.1f} %", value.get<double>() * 100); }},
-           {"flops", "GFLOP/s", [](const Json& value) { return fmt::format("{:.1f}", value.get<double>() / 1e9); }},
+           {"spread", "spread", [](const Json& value) { return fmt::format("{:.1f} %", value.number() * 100); }},
+           {"flops", "GFLOP/s", [](const Json& value) { return fmt::format("{:.1f}", value.number() / 1e9); }},
            {"baseline", "", {}},
            {"baseline_seconds_per_head", "", {}},
            {"speedup", fmt::format("x {}", baseline),
-            [](const Json& value) { return fmt::format("{:.1f}", value.get<double>()); }},
+            [](const Json& value) { return fmt::format("{:.1f}", value.number()); }},
            {"max_error", "", {}},
            {"tolerance", "", {}},
            {"check_seqlen", "", {}},
@@ -240,7 +240,8 @@ int bench(const Settings& settings) {
   }
   if (table.rows.empty()) throw InputError("nothing could be measured");
   const bool is_scaled = std::ranges::any_of(table.rows, [](const Json& row) {
-    return row["batch"] != row["asked_batch"] || std::stoll(row["heads"].get<std::string>()) != row["asked_heads"];
+    return row["batch"].integer() != row["asked_batch"].integer() ||
+           std::stoll(row["heads"].string()) != row["asked_heads"].integer();
   });
   if (is_scaled)
     note(fmt::format("scaled down: fewer sequences and heads than asked, to {} s a problem (--budget)", budget));
@@ -250,48 +251,43 @@ int bench(const Settings& settings) {
   about["operation"] = settings.backward ? "backward" : "forward";
   about["budget_seconds"] = budget;
   print_table(table, settings.json ? TableFormat::json : settings.csv ? TableFormat::csv : TableFormat::text, about);
-  const bool passed = std::ranges::all_of(table.rows, [](const Json& row) { return row["check"] == "ok"; });
+  const bool passed = std::ranges::all_of(table.rows, [](const Json& row) { return row["check"].string() == "ok"; });
   return !ran ? kBadInput : passed ? kDone : kCheckFailed;
 }
 
 }  // namespace
 
-void add_bench(CLI::App& app, Run& run) {
-  CLI::App* command = app.add_subcommand("bench", "Time, and check, a range of problems");
+void add_bench(Command& program) {
+  Command& command = program.add_command("bench", "Time, and check, a range of problems");
   auto settings = std::make_shared<Settings>();
-  command->footer(kExamples);
-  const auto add = [&](const char* name, std::string& value, const char* type, const std::string& help) {
-    show_value(command->add_option(name, value, help), type, value);
-  };
-  add("--preset", settings->preset, "NAME", preset_help<Settings>(kPresets));
-  add("--dtype", settings->dtype, "DTYPE,...", "list of f32, bf16, f16, f64");
-  add("--head-dim", settings->head_dim, "D,...", "list, or FIRST:LAST doubling");
-  add("--seqlen", settings->seqlen, "N,...", "list, or FIRST:LAST doubling");
-  add("--mask", settings->mask, "MASK,...", "list of masks as of `attend`");
-  add("--heads", settings->heads, "N/M", "query heads over KV heads, or one number of both [2048 / head_dim]");
-  add("--batch", settings->batch, "N", "sequences [16k / seqlen]");
-  add("--baseline", settings->baseline, "KERNEL", "kernel to compare with, or none [none on a GPU]");
-  add("--budget", settings->budget, "SECONDS", "seconds a measurement may take");
-  add("--check-rows", settings->check_rows, "N", "rows compared with the float64 reference");
-  command->add_flag("--backward", settings->backward,
-                    "time the gradients of q, k and v instead, by kernels of backward");
-  command->add_flag("--json", settings->json, "results as JSON");
-  command->add_flag("--csv", settings->csv, "results as CSV");
-  settings->options.add_without_mask_to(*command);
-  command->get_option("--kernel")->description("list of names of `tessella kernels` [automatic]");
-  add_bench_decode(*command, run);
-  command->callback([&run, settings, command] {
-    if (command->got_subcommand("decode")) return expect_no_options_before(*command, "decode");
-    run = [settings, command] {
-      apply_preset<Settings>(*command, kPresets, *settings);
-      const bool on_gpu = settings->options.placement().gpu.has_value();
-      if (command->get_option("--baseline")->count() == 0) {
-        if (settings->backward) settings->baseline = "reference.standard_backward";
-        if (on_gpu) settings->baseline = "none";
-      }
-      settings->kernels = settings->options.take_kernel();
-      return bench(*settings);
-    };
+  command.set_footer(kExamples);
+  command.add_option("--preset", settings->preset, "NAME", preset_help<Settings>(kPresets));
+  command.add_option("--dtype", settings->dtype, "DTYPE,...", "list of f32, bf16, f16, f64");
+  command.add_option("--head-dim", settings->head_dim, "D,...", "list, or FIRST:LAST doubling");
+  command.add_option("--seqlen", settings->seqlen, "N,...", "list, or FIRST:LAST doubling");
+  command.add_option("--mask", settings->mask, "MASK,...", "list of masks as of `attend`");
+  command.add_option("--heads", settings->heads, "N/M",
+                     "query heads over KV heads, or one number of both [2048 / head_dim]");
+  command.add_option("--batch", settings->batch, "N", "sequences [16k / seqlen]");
+  command.add_option("--baseline", settings->baseline, "KERNEL", "kernel to compare with, or none [none on a GPU]");
+  command.add_option("--budget", settings->budget, "SECONDS", "seconds a measurement may take");
+  command.add_option("--check-rows", settings->check_rows, "N", "rows compared with the float64 reference");
+  command.add_flag("--backward", settings->backward,
+                   "time the gradients of q, k and v instead, by kernels of backward");
+  command.add_flag("--json", settings->json, "results as JSON");
+  command.add_flag("--csv", settings->csv, "results as CSV");
+  settings->options.add_without_mask_to(command);
+  command.set_help("--kernel", "list of names of `tessella kernels` [automatic]");
+  add_bench_decode(command);
+  command.set_run([settings, &command] {
+    apply_preset<Settings>(command, kPresets, *settings);
+    const bool on_gpu = settings->options.placement().gpu.has_value();
+    if (!command.is_given("--baseline")) {
+      if (settings->backward) settings->baseline = "reference.standard_backward";
+      if (on_gpu) settings->baseline = "none";
+    }
+    settings->kernels = settings->options.take_kernel();
+    return bench(*settings);
   });
 }
 

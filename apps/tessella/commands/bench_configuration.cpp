@@ -1,6 +1,6 @@
 #include "commands/bench_configuration.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <memory>
@@ -10,10 +10,10 @@
 #include "files/input_error.hpp"
 #include "options/dtype_string.hpp"
 #include "options/number_string.hpp"
-#include "options/option_help.hpp"
 #include "options/preset.hpp"
 #include "report/machine.hpp"
 #include "report/progress.hpp"
+#include "report/table.hpp"
 
 namespace tessella::cli {
 namespace {
@@ -187,30 +187,34 @@ Json describe(const DecodeCase& c, const DecodeConfiguration& configuration, con
           {"check", result.check.passed ? "ok" : "FAILED"}};
 }
 
+template <double kUnit>
+std::string rate_string(const Json& rate) {
+  return fmt::format("{:.3g}", rate.number() / kUnit);
+}
+
 Table make_table(bool on_gpu) {
-  const auto microseconds = [](const Json& value) { return fmt::format("{:.1f}", value.get<double>() * 1e6); };
-  const auto percent = [](const Json& value) { return fmt::format("{:.1f} %", value.get<double>() * 100); };
+  const auto microseconds = [](const Json& value) { return fmt::format("{:.1f}", value.number() * 1e6); };
+  const auto percent = [](const Json& value) { return fmt::format("{:.1f} %", value.number() * 100); };
   return {
       {{"kernel", "kernel", {}, true},
        {"dtype", "dtype", {}, true},
        {"kv_dtype", "K+V of", {}, true},
-       {"kv_scale", "scale", [](const Json& value) { return value == "none" ? "-" : value.get<std::string>(); }, true},
+       {"kv_scale", "scale", [](const Json& value) { return value.string() == "none" ? "-" : value.string(); }, true},
        {"heads", "heads", {}},
        {"head_dim", "head_dim", {}},
        {"batch", "batch", {}},
        {"seqlen", "seqlen", {}},
        {"lengths", "lengths", {}, true},
-       {"page_size", "page", [](const Json& value) { return value == 0 ? "-" : value.dump(); }},
+       {"page_size", "page", [](const Json& value) { return value.integer() == 0 ? "-" : value.dump(); }},
        {"queries", "queries", {}},
        {"threads", on_gpu ? "" : "threads", {}},
-       {"cache_bytes", "K+V", [](const Json& value) { return bytes_string(value.get<double>()); }},
+       {"cache_bytes", "K+V", [](const Json& value) { return bytes_string(value.number()); }},
        {"runs", "", {}},
        {"seconds", "us", microseconds},
        {"min_seconds", "", {}},
        {"max_seconds", "", {}},
        {"spread", "spread", percent},
-       {"bytes_per_second", on_gpu ? "TB/s" : "GB/s",
-        [on_gpu](const Json& value) { return fmt::format("{:.3g}", value.get<double>() / (on_gpu ? 1e12 : 1e9)); }},
+       {"bytes_per_second", on_gpu ? "TB/s" : "GB/s", on_gpu ? rate_string<1e12> : rate_string<1e9>},
        {"read_seconds", "read us", microseconds},
        {"read_ratio", "of read", percent},
        {"max_error", "", {}},
@@ -268,42 +272,39 @@ int bench_decode(const Settings& settings) {
   Json about = about_run("bench decode");
   about["budget_seconds"] = budget;
   print_table(table, settings.json ? TableFormat::json : settings.csv ? TableFormat::csv : TableFormat::text, about);
-  const bool passed = std::ranges::all_of(table.rows, [](const Json& row) { return row["check"] == "ok"; });
+  const bool passed = std::ranges::all_of(table.rows, [](const Json& row) { return row["check"].string() == "ok"; });
   return !ran ? kBadInput : passed ? kDone : kCheckFailed;
 }
 
 }  // namespace
 
-void add_bench_decode(CLI::App& bench, Run& run) {
-  CLI::App* command = bench.add_subcommand("decode", "Time, and check, few queries over a long cache");
+void add_bench_decode(Command& bench) {
+  Command& command = bench.add_command("decode", "Time, and check, few queries over a long cache");
   auto settings = std::make_shared<Settings>();
-  command->footer(kExamples);
-  const auto add = [&](const char* name, std::string& value, const char* type, const std::string& help) {
-    show_value(command->add_option(name, value, help), type, value);
-  };
-  add("--preset", settings->preset, "NAME", preset_help<Settings>(kPresets));
-  add("--dtype", settings->dtype, "DTYPE,...", "list of bf16, f16, f32, f64");
-  add("--kv-dtype", settings->kv_dtype, "DTYPE,...", "list: the cache's, also f8e4m3fn, i8, i4 [that of --dtype]");
-  add("--kv-scale", settings->kv_scale, "LIST", "list of tensor, head, token: what of a quantised cache has its scale");
-  add("--heads", settings->heads, "N/M,...", "list of query heads over KV heads");
-  add("--head-dim", settings->head_dim, "D,...", "list");
-  add("--batch", settings->batch, "N,...", "sequences: 1,64 or 1:128 [64k / seqlen]");
-  add("--seqlen", settings->seqlen, "N,...", "keys of each: 1k,4k or 1k:128k");
-  add("--queries", settings->queries, "N,...", "list: the last tokens of each sequence, causal");
-  add("--pages", settings->pages, "N,...", "list of rows of a page, in random order; 0 = no pages");
-  command->add_flag("--ragged", settings->ragged, "keys of each sequence: uniform from 1 to --seqlen");
-  add("--budget", settings->budget, "SECONDS", "seconds a measurement may take");
-  add("--check-rows", settings->check_rows, "N", "rows compared with the float64 reference");
-  command->add_flag("--json", settings->json, "results as JSON");
-  command->add_flag("--csv", settings->csv, "results as CSV");
-  settings->options.add_without_mask_to(*command);
-  command->get_option("--kernel")->description("list of names of `tessella kernels` [automatic]");
-  command->callback([&run, settings, command] {
-    run = [settings, command] {
-      apply_preset<Settings>(*command, kPresets, *settings);
-      settings->kernels = settings->options.take_kernel();
-      return bench_decode(*settings);
-    };
+  command.set_footer(kExamples);
+  command.add_option("--preset", settings->preset, "NAME", preset_help<Settings>(kPresets));
+  command.add_option("--dtype", settings->dtype, "DTYPE,...", "list of bf16, f16, f32, f64");
+  command.add_option("--kv-dtype", settings->kv_dtype, "DTYPE,...",
+                     "list: the cache's, also f8e4m3fn, i8, i4 [that of --dtype]");
+  command.add_option("--kv-scale", settings->kv_scale, "LIST",
+                     "list of tensor, head, token: what of a quantised cache has its scale");
+  command.add_option("--heads", settings->heads, "N/M,...", "list of query heads over KV heads");
+  command.add_option("--head-dim", settings->head_dim, "D,...", "list");
+  command.add_option("--batch", settings->batch, "N,...", "sequences: 1,64 or 1:128 [64k / seqlen]");
+  command.add_option("--seqlen", settings->seqlen, "N,...", "keys of each: 1k,4k or 1k:128k");
+  command.add_option("--queries", settings->queries, "N,...", "list: the last tokens of each sequence, causal");
+  command.add_option("--pages", settings->pages, "N,...", "list of rows of a page, in random order; 0 = no pages");
+  command.add_flag("--ragged", settings->ragged, "keys of each sequence: uniform from 1 to --seqlen");
+  command.add_option("--budget", settings->budget, "SECONDS", "seconds a measurement may take");
+  command.add_option("--check-rows", settings->check_rows, "N", "rows compared with the float64 reference");
+  command.add_flag("--json", settings->json, "results as JSON");
+  command.add_flag("--csv", settings->csv, "results as CSV");
+  settings->options.add_without_mask_to(command);
+  command.set_help("--kernel", "list of names of `tessella kernels` [automatic]");
+  command.set_run([settings, &command] {
+    apply_preset<Settings>(command, kPresets, *settings);
+    settings->kernels = settings->options.take_kernel();
+    return bench_decode(*settings);
   });
 }
 

@@ -1,6 +1,6 @@
 #include "commands/cache_type.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 #include "commands/decode_configuration.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 
@@ -18,7 +18,7 @@ double usable(const Placement& placement) { return (placement.gpu ? 0.95 : 0.5) 
 // What the library takes for the option.
 int threads_for(const Placement& placement, int32_t asked) {
   if (placement.gpu) return 0;
-  const auto most = static_cast<int>(parse_integer("threads", library_info()["threads"].get<std::string>()));
+  const auto most = static_cast<int>(parse_integer("threads", library_info()["threads"].string()));
   return asked > 0 ? std::min<int>(asked, most) : most;
 }
 

@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <memory>
 
 #include "commands/commands.hpp"
@@ -8,21 +6,20 @@
 
 namespace tessella::cli {
 
-void add_info(CLI::App& app, Run& run) {
-  CLI::App* command = app.add_subcommand("info", "The library, this machine, and which kernels it can run");
+void add_info(Command& program) {
+  Command& command = program.add_command("info", "The library, this machine, and which kernels it can run");
   auto json = std::make_shared<bool>(false);
-  command->add_flag("--json", *json, "as JSON");
-  command->callback([&run, json] {
-    run = [json] {
-      const Json about = about_run("info");
-      if (*json) {
-        put("{}\n", json_string(about));
-        return kDone;
-      }
-      put("processor: {}\n", about["processor"].get<std::string>());
-      for (const auto& [name, value] : about["library"].items()) put("{}: {}\n", name, value.get<std::string>());
+  command.add_flag("--json", *json, "as JSON");
+  command.set_run([json] {
+    const Json about = about_run("info");
+    if (*json) {
+      put("{}\n", about.dump(2));
       return kDone;
-    };
+    }
+    put("processor: {}\n", about["processor"].string());
+    const Json& library = about["library"];
+    for (const std::string& name : library.keys()) put("{}: {}\n", name, library[name].string());
+    return kDone;
   });
 }
 

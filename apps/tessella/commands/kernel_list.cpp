@@ -1,6 +1,6 @@
 #include "commands/kernel_list.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "files/input_error.hpp"
 

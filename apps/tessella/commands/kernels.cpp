@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <memory>
@@ -9,9 +9,9 @@
 #include "files/input_error.hpp"
 #include "options/dtype_string.hpp"
 #include "options/number_string.hpp"
-#include "options/option_help.hpp"
 #include "report/machine.hpp"
 #include "report/output.hpp"
+#include "report/table.hpp"
 
 namespace tessella::cli {
 namespace {
@@ -43,9 +43,7 @@ struct Settings {
 
 constexpr int64_t kAnyHeadDim = 1 << 16;
 
-std::string head_dim_string(const Json& head_dim) {
-  return head_dim.get<int64_t>() > kAnyHeadDim ? "any" : head_dim.dump();
-}
+std::string head_dim_string(const Json& head_dim) { return head_dim.integer() > kAnyHeadDim ? "any" : head_dim.dump(); }
 
 // Features of a kernel, said as "all" of its operation or by what is there or missing, whatever is shorter; one by its
 // name.
@@ -97,7 +95,7 @@ int print_matrix(const Settings& settings) {
       {"chosen", "chosen", {}, true},
       {"features", "features", {}, true},
       {"unavailable", settings.markdown ? "" : "here",
-       [](const Json& reason) { return reason == "" ? "yes" : "no: " + reason.get<std::string>(); }, true}};
+       [](const Json& reason) { return reason.string().empty() ? "yes" : "no: " + reason.string(); }, true}};
   for (const KernelEntry& kernel : kernels) {
     const tessella_kernel_info& info = kernel.info;
     table.rows.push_back(
@@ -148,9 +146,8 @@ int print_why(const Settings& settings) {
 }
 
 // The list of kernels is the same for every problem.
-void expect_no_problem(const CLI::App& command) {
-  for (const CLI::Option* given : command.parse_order()) {
-    const std::string name = given->get_name();
+void expect_no_problem(const Command& command) {
+  for (const std::string& name : command.given()) {
     if (name == "--markdown" || name == "--json" || name == "--csv") continue;
     throw InputError(fmt::format("{} is given without --why, expected beside it", name));
   }
@@ -158,31 +155,27 @@ void expect_no_problem(const CLI::App& command) {
 
 }  // namespace
 
-void add_kernels(CLI::App& app, Run& run) {
-  CLI::App* command = app.add_subcommand("kernels", "The kernels, and why each would or would not run a problem");
+void add_kernels(Command& program) {
+  Command& command = program.add_command("kernels", "The kernels, and why each would or would not run a problem");
   auto settings = std::make_shared<Settings>();
-  command->footer(kExamples);
-  command->add_flag("--why", settings->why, "which would run the problem below, and why each other would not");
-  const auto add = [&](const char* name, std::string& value, const char* type, const char* help) {
-    show_value(command->add_option(name, value, help), type, value)->group("Problem");
-  };
-  add("--dtype", settings->dtype, "DTYPE", "f64, f32, bf16 or f16");
-  add("--head-dim", settings->head_dim, "D", "of q, k and v");
-  add("--seqlen", settings->seqlen, "N", "queries, and keys");
-  add("--heads", settings->heads, "N/M", "query heads over KV heads, or one number of both");
-  add("--batch", settings->batch, "N", "sequences");
-  add("--mask", settings->mask, "MASK", "as of `attend`");
-  command->add_flag("--backward", settings->backward, "its gradients")->group("Problem");
-  command->add_flag("--markdown", settings->markdown, "as a Markdown table");
-  command->add_flag("--json", settings->json, "as JSON");
-  command->add_flag("--csv", settings->csv, "as CSV");
-  settings->options.add_without_mask_to(*command);
-  add_kernels_build(*command, run);
-  command->callback([command, &run, settings] {
-    if (command->got_subcommand("build")) return expect_no_options_before(*command, "build");
-    if (!settings->why) expect_no_problem(*command);
-    run = [settings] { return settings->why ? print_why(*settings) : print_matrix(*settings); };
+  command.set_footer(kExamples);
+  command.add_flag("--why", settings->why, "which would run the problem below, and why each other would not");
+  command.add_option("--dtype", settings->dtype, "DTYPE", "f64, f32, bf16 or f16", "Problem");
+  command.add_option("--head-dim", settings->head_dim, "D", "of q, k and v", "Problem");
+  command.add_option("--seqlen", settings->seqlen, "N", "queries, and keys", "Problem");
+  command.add_option("--heads", settings->heads, "N/M", "query heads over KV heads, or one number of both", "Problem");
+  command.add_option("--batch", settings->batch, "N", "sequences", "Problem");
+  command.add_option("--mask", settings->mask, "MASK", "as of `attend`", "Problem");
+  command.add_flag("--backward", settings->backward, "its gradients", "Problem");
+  command.add_flag("--markdown", settings->markdown, "as a Markdown table");
+  command.add_flag("--json", settings->json, "as JSON");
+  command.add_flag("--csv", settings->csv, "as CSV");
+  settings->options.add_without_mask_to(command);
+  add_kernels_build(command);
+  command.set_condition([settings, &command] {
+    if (!settings->why) expect_no_problem(command);
   });
+  command.set_run([settings] { return settings->why ? print_why(*settings) : print_matrix(*settings); });
 }
 
 }  // namespace tessella::cli

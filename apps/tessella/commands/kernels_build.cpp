@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <memory>
 #include <string>
@@ -26,18 +26,15 @@ void show(int32_t num_done, int32_t num_total, const char* string, void*) {
 
 }  // namespace
 
-void add_kernels_build(CLI::App& kernels, Run& run) {
-  CLI::App* command = kernels.add_subcommand("build", "Compile GPU kernels before they are needed; needs no GPU");
+void add_kernels_build(Command& kernels) {
+  Command& command = kernels.add_command("build", "Compile GPU kernels before they are needed; needs no GPU");
   auto settings = std::make_shared<Settings>();
-  command->footer(kExamples);
-  command->add_option("--arch", settings->arch, "as sm_80,sm_90; default: this machine's GPUs, else all")
-      ->type_name("sm_XX,...");
-  command->add_option("--kernel", settings->kernel, "one of the table; default: all")->type_name("KERNEL");
-  command->callback([&run, settings] {
-    run = [settings] {
-      detail::check(tessella_kernels_build(settings->arch.c_str(), settings->kernel.c_str(), show, nullptr));
-      return kDone;
-    };
+  command.set_footer(kExamples);
+  command.add_option("--arch", settings->arch, "sm_XX,...", "as sm_80,sm_90; default: this machine's GPUs, else all");
+  command.add_option("--kernel", settings->kernel, "KERNEL", "one of the table; default: all");
+  command.set_run([settings] {
+    detail::check(tessella_kernels_build(settings->arch.c_str(), settings->kernel.c_str(), show, nullptr));
+    return kDone;
   });
 }
 

@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <memory>
 #include <string>
@@ -11,9 +11,9 @@
 #include "files/input_error.hpp"
 #include "options/dtype_string.hpp"
 #include "options/number_string.hpp"
-#include "options/option_help.hpp"
 #include "report/machine.hpp"
 #include "report/progress.hpp"
+#include "report/table.hpp"
 
 namespace tessella::cli {
 namespace {
@@ -69,16 +69,16 @@ constexpr struct {
                        {&Settings::mask, "--mask", "causal"}};
 
 // Values where the command line gives none.
-void apply_decode(const CLI::App& command, Settings& settings) {
+void apply_decode(const Command& command, Settings& settings) {
   if (!settings.decode) {
-    if (command.get_option("--queries")->count() > 0) {
+    if (command.is_given("--queries")) {
       throw InputError("--queries is given without --decode, expected beside it");
     }
     return;
   }
   if (settings.backward) throw InputError("--decode and --backward are both given, expected one");
   for (const auto& value : kDecodeDefaults) {
-    if (command.get_option(value.option)->count() == 0) settings.*value.member = value.value;
+    if (!command.is_given(value.option)) settings.*value.member = value.value;
   }
 }
 
@@ -94,13 +94,13 @@ void add_cost(const KernelEntry& kernel, const Call& call, Json& row) {
 }
 
 Table make_table() {
-  const auto bytes = [](const Json& value) { return bytes_string(value.get<double>()); };
-  const auto error = [](const Json& value) { return error_string(value.get<double>()); };
+  const auto bytes = [](const Json& value) { return bytes_string(value.number()); };
+  const auto error = [](const Json& value) { return error_string(value.number()); };
   return {{{"kernel", "algorithm", {}, true},
-           {"score_passes", "passes", [](const Json& value) { return fmt::format("{:.3g}", value.get<double>()); }},
+           {"score_passes", "passes", [](const Json& value) { return fmt::format("{:.3g}", value.number()); }},
            {"bytes_moved", "moved", bytes},
            {"extra_bytes", "extra", bytes},
-           {"seconds", "time", [](const Json& value) { return seconds_string(value.get<double>()); }},
+           {"seconds", "time", [](const Json& value) { return seconds_string(value.number()); }},
            {"spread", "", {}},
            {"max_error", "error", error},
            {"plain_error", "", {}},
@@ -169,33 +169,28 @@ int ladder(Settings settings) {
 
 }  // namespace
 
-void add_ladder(CLI::App& app, Run& run) {
-  CLI::App* command = app.add_subcommand("ladder", "Every algorithm of the family side by side");
+void add_ladder(Command& program) {
+  Command& command = program.add_command("ladder", "Every algorithm of the family side by side");
   auto settings = std::make_shared<Settings>();
-  command->footer(kExamples);
-  const auto add = [&](const char* name, std::string& value, const char* type, const char* help) {
-    show_value(command->add_option(name, value, help), type, value);
-  };
-  add("--seqlen", settings->seqlen, "N", "queries, and keys");
-  add("--head-dim", settings->head_dim, "D", "of q, k and v");
-  add("--heads", settings->heads, "N/M", "query heads over KV heads, or one number of both");
-  add("--batch", settings->batch, "N", "sequences");
-  add("--dtype", settings->dtype, "DTYPE", "f32, bf16, f16 or f64");
-  add("--mask", settings->mask, "MASK", "as of `attend`");
-  add("--budget", settings->budget, "SECONDS", "seconds a measurement may take");
-  command->add_flag("--backward", settings->backward,
-                    "the gradients of q, k and v: with N x N matrices in memory, and by recomputation");
-  command->add_flag("--decode", settings->decode,
-                    "few queries over a long cache [--seqlen 32768 --heads 8/2 --mask causal]");
-  add("--queries", settings->queries, "N", "of --decode: the last tokens of each sequence");
-  command->add_flag("--json", settings->json, "results as JSON");
-  command->add_flag("--csv", settings->csv, "results as CSV");
-  settings->options.add_without_mask_to(*command);
-  command->callback([&run, settings, command] {
-    run = [settings, command] {
-      apply_decode(*command, *settings);
-      return ladder(*settings);
-    };
+  command.set_footer(kExamples);
+  command.add_option("--seqlen", settings->seqlen, "N", "queries, and keys");
+  command.add_option("--head-dim", settings->head_dim, "D", "of q, k and v");
+  command.add_option("--heads", settings->heads, "N/M", "query heads over KV heads, or one number of both");
+  command.add_option("--batch", settings->batch, "N", "sequences");
+  command.add_option("--dtype", settings->dtype, "DTYPE", "f32, bf16, f16 or f64");
+  command.add_option("--mask", settings->mask, "MASK", "as of `attend`");
+  command.add_option("--budget", settings->budget, "SECONDS", "seconds a measurement may take");
+  command.add_flag("--backward", settings->backward,
+                   "the gradients of q, k and v: with N x N matrices in memory, and by recomputation");
+  command.add_flag("--decode", settings->decode,
+                   "few queries over a long cache [--seqlen 32768 --heads 8/2 --mask causal]");
+  command.add_option("--queries", settings->queries, "N", "of --decode: the last tokens of each sequence");
+  command.add_flag("--json", settings->json, "results as JSON");
+  command.add_flag("--csv", settings->csv, "results as CSV");
+  settings->options.add_without_mask_to(command);
+  command.set_run([settings, &command] {
+    apply_decode(command, *settings);
+    return ladder(*settings);
   });
 }
 

@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <deque>
 #include <memory>
@@ -17,7 +17,6 @@
 #include "files/printable.hpp"
 #include "options/dtype_string.hpp"
 #include "options/number_string.hpp"
-#include "options/option_help.hpp"
 #include "options/option_words.hpp"
 #include "report/machine.hpp"
 #include "report/output.hpp"
@@ -203,15 +202,14 @@ int merge(const Settings& settings) {
   const std::string kernel = tessella_plan_kernel(plan.get());
   if (settings.json) {
     Json document = about_run("merge");
-    for (const FileState& state : call.states)
-      document["states"].push_back(describe_array(as_filed(parsed, state.out)));
+    for (const FileState& state : call.states) document["states"].append(describe_array(as_filed(parsed, state.out)));
     document["out"] = describe_result(call.out, settings.results.out);
     if (!settings.results.lse.empty()) document["lse"] = describe_result(call.lse, settings.results.lse);
     document["kernel"] = kernel;
     document["seconds"] = seconds;
     if (settings.explain) document["explain"] = tessella_plan_explain(plan.get());
     if (report) document["check"] = describe_check(*report);
-    put("{}\n", json_string(document));
+    put("{}\n", document.dump(2));
   } else {
     for (const FileState& state : call.states) {
       put("state   {} {}  {}\n", shape_string(as_filed(parsed, state.out).tensor), dtype_name(state.out.tensor.dtype),
@@ -228,35 +226,28 @@ int merge(const Settings& settings) {
 
 }  // namespace
 
-void add_merge(CLI::App& app, Run& run) {
-  CLI::App* command = app.add_subcommand("merge", "Attention over disjoint sets of keys, merged, out of files");
+void add_merge(Command& program) {
+  Command& command = program.add_command("merge", "Attention over disjoint sets of keys, merged, out of files");
   auto settings = std::make_shared<Settings>();
-  command->footer(kExamples);
-  command
-      ->add_option("FILE", settings->files,
-                   ".npz or .safetensors: out and lse (output, softmax_lse) of one set of keys each")
-      ->required()
-      ->type_name("");
-  const auto add = [&](const char* name, std::string& value, const char* type, const char* help) {
-    show_value(command->add_option(name, value, help), type, value);
-  };
-  add("--layout", settings->layout, "bshd|bhsd", "bshd = (batch, seqlen, heads, head_dim), of every out");
-  add("--dtype", settings->dtype, "DTYPE", "type of raw elements of out, such as bf16 in |V2");
-  add("--out", settings->results.out, "FILE", "write out: .npy, .npz or .safetensors");
-  add("--lse", settings->results.lse, "FILE", "write lse; the same .npz as --out holds both");
-  add("--out-dtype", settings->out_dtype, "DTYPE", "dtype of out [that of the states]");
-  add("--kernel", settings->kernel, "KERNEL", "a name of `tessella kernels` [automatic]");
-  add("--num-threads", settings->num_threads, "N", "CPU: threads [0 = all]");
-  add("--num-sms", settings->num_sms, "N", "GPU: multiprocessors [0 = all]");
-  add("--device", settings->device, "cpu|cuda[:N]", "where the call runs");
-  command->add_flag("--check{256}", settings->check,
-                    "compare rows with these states merged in float64; --check=0 all of them [256]; whether the "
-                    "sets of keys are disjoint is yours to know");
-  command->add_flag("--explain", settings->explain, "which kernel was chosen, and why each better one was not");
-  command->add_flag("--json", settings->json, "results as JSON");
-  command->callback([&run, settings] {
-    run = [settings] { return run_in_layout(settings->layout, [&] { return merge(*settings); }); };
-  });
+  command.set_footer(kExamples);
+  command.add_words("FILE", settings->files,
+                    ".npz or .safetensors: out and lse (output, softmax_lse) of one set of keys each");
+  command.add_option("--layout", settings->layout, "bshd|bhsd",
+                     "bshd = (batch, seqlen, heads, head_dim), of every out");
+  command.add_option("--dtype", settings->dtype, "DTYPE", "type of raw elements of out, such as bf16 in |V2");
+  command.add_option("--out", settings->results.out, "FILE", "write out: .npy, .npz or .safetensors");
+  command.add_option("--lse", settings->results.lse, "FILE", "write lse; the same .npz as --out holds both");
+  command.add_option("--out-dtype", settings->out_dtype, "DTYPE", "dtype of out [that of the states]");
+  command.add_option("--kernel", settings->kernel, "KERNEL", "a name of `tessella kernels` [automatic]");
+  command.add_option("--num-threads", settings->num_threads, "N", "CPU: threads [0 = all]");
+  command.add_option("--num-sms", settings->num_sms, "N", "GPU: multiprocessors [0 = all]");
+  command.add_option("--device", settings->device, "cpu|cuda[:N]", "where the call runs");
+  command.add_flag("--check", settings->check, "256",
+                   "compare rows with these states merged in float64; --check=0 all of them [256]; whether the "
+                   "sets of keys are disjoint is yours to know");
+  command.add_flag("--explain", settings->explain, "which kernel was chosen, and why each better one was not");
+  command.add_flag("--json", settings->json, "results as JSON");
+  command.set_run([settings] { return run_in_layout(settings->layout, [&] { return merge(*settings); }); });
 }
 
 }  // namespace tessella::cli

@@ -1,6 +1,6 @@
 #include "commands/random_case.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstring>
 #include <utility>

@@ -1,6 +1,6 @@
 #include "commands/result_files.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <span>
 #include <utility>

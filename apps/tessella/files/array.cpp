@@ -1,7 +1,6 @@
 #include "files/array.hpp"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+#include <fmt/core.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -51,7 +50,7 @@ int64_t checked_num_elements(const std::string& source, std::span<const int64_t>
     if (extent < 0) throw InputError(fmt::format("{}: shape has an extent of {}, expected 0 or more", source, extent));
     empty |= extent == 0;
     if (extent > 0 && size > limit / extent) {
-      throw InputError(fmt::format("{}: shape ({}) is larger than memory can be", source, fmt::join(shape, ", ")));
+      throw InputError(fmt::format("{}: shape ({}) is larger than memory can be", source, extents_string(shape)));
     }
     size *= std::max<int64_t>(extent, 1);
   }
@@ -110,9 +109,15 @@ Array allocate_array(std::string name, tessella_dtype dtype, std::span<const int
   return array;
 }
 
+std::string extents_string(std::span<const int64_t> shape) {
+  std::string string;
+  for (const int64_t extent : shape) string += fmt::format("{}{}", string.empty() ? "" : ", ", extent);
+  return string;
+}
+
 std::string shape_string(const tessella_tensor& tensor) {
   const std::span shape(tensor.shape, static_cast<size_t>(tensor.ndim));
-  return fmt::format("({}{})", fmt::join(shape, ", "), shape.size() == 1 ? "," : "");
+  return fmt::format("({}{})", extents_string(shape), shape.size() == 1 ? "," : "");
 }
 
 int64_t element_index(const tessella_tensor& tensor, int64_t i) {

@@ -42,6 +42,8 @@ void set_elements(Array& array, const StoredType& type, SharedBytes elements);
 // Zeroed, dense, aligned to a page.
 Array allocate_array(std::string name, tessella_dtype dtype, std::span<const int64_t> shape);
 
+// "1, 512"
+std::string extents_string(std::span<const int64_t> shape);
 // "(1, 512, 12, 32)"
 std::string shape_string(const tessella_tensor& tensor);
 

@@ -1,6 +1,6 @@
 #include "files/conversion.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 #include "files/element_type.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <bit>
 #include <cmath>

@@ -1,6 +1,6 @@
 #include "files/foreign_format.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <string_view>

@@ -1,6 +1,6 @@
 #include "files/listed_array.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "files/input_error.hpp"
 

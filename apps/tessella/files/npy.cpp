@@ -1,7 +1,6 @@
 #include "files/npy.hpp"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>
@@ -179,7 +178,7 @@ Array read_npy(const ListedArray& listed, uint64_t size, const TakeBytes& take, 
   if (size - taken != expected) {
     throw InputError(fmt::format("{}: {}: {} bytes of data, shape ({}) of {} needs {}", source,
                                  size - taken < expected ? "truncated" : "bytes after the array", size - taken,
-                                 fmt::join(*header.shape, ", "), type.name, expected));
+                                 extents_string(*header.shape), type.name, expected));
   }
   set_elements(array, type, take(expected));
   return array;

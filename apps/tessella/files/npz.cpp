@@ -1,6 +1,6 @@
 #include "files/npz.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <zip.h>
 
 #include <algorithm>

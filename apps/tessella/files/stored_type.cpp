@@ -1,6 +1,6 @@
 #include "files/stored_type.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <charconv>
 #include <cstring>

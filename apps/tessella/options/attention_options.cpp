@@ -1,7 +1,6 @@
 #include "options/attention_options.hpp"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
@@ -13,7 +12,6 @@
 #include "options/dtype_string.hpp"
 #include "options/mask_string.hpp"
 #include "options/number_string.hpp"
-#include "options/option_help.hpp"
 #include "options/value_string.hpp"
 
 namespace tessella::cli {
@@ -109,7 +107,9 @@ struct ValueName {
   std::string operator()(const char* Options::*member) const {
     return member == &Options::kernel ? "KERNEL" : "SOURCE";
   }
-  std::string operator()(const WordTarget& target) const { return fmt::format("{}", fmt::join(target.words, "|")); }
+  std::string operator()(const WordTarget& target) const {
+    return fmt::format("{}|{}|{}", target.words[0], target.words[1], target.words[2]);
+  }
   std::string operator()(FlagTarget) const { return ""; }
   std::string operator()(DtypeTarget) const { return "DTYPE"; }
   std::string operator()(TensorTarget target) const {
@@ -154,20 +154,20 @@ bool is_attention_option(std::string_view name) {
   return std::ranges::any_of(kRows, [&](const Row& row) { return row.name == name; });
 }
 
-void AttentionOptionValues::add_without_mask_to(CLI::App& app) {
-  show_value(app.add_option("--device", device_, "where the call runs"), "cpu|cuda[:N]", device_);
+void AttentionOptionValues::add_without_mask_to(Command& command) {
+  command.add_option("--device", device_, "cpu|cuda[:N]", "where the call runs");
   for (const Row& row : kRows) {
-    CLI::Option* option =
-        std::holds_alternative<FlagTarget>(row.target)
-            ? app.add_flag(flag_of(row), flags_[row.name], row.help)
-            : app.add_option(flag_of(row), values_[row.name], row.help)->type_name(std::visit(ValueName(), row.target));
-    option->group("Attention");
+    if (std::holds_alternative<FlagTarget>(row.target)) {
+      command.add_flag(flag_of(row), flags_[row.name], row.help, "Attention");
+    } else {
+      command.add_option(flag_of(row), values_[row.name], std::visit(ValueName(), row.target), row.help, "Attention");
+    }
   }
 }
 
-void AttentionOptionValues::add_to(CLI::App& app) {
-  app.add_option("--mask", masks_, kMaskHelp)->allow_extra_args(false)->type_name("MASK");
-  add_without_mask_to(app);
+void AttentionOptionValues::add_to(Command& command) {
+  command.add_option("--mask", masks_, "MASK", kMaskHelp);
+  add_without_mask_to(command);
 }
 
 std::string AttentionOptionValues::take_kernel() { return std::exchange(values_["kernel"], ""); }

@@ -1,7 +1,6 @@
 // Every argument and option of a call under the library's own name, from one table.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <map>
 #include <string>
 #include <string_view>
@@ -9,6 +8,7 @@
 
 #include "device/placement.hpp"
 #include "options/call.hpp"
+#include "options/command.hpp"
 
 namespace tessella::cli {
 
@@ -18,9 +18,9 @@ bool is_attention_option(std::string_view name);
 class AttentionOptionValues {
  public:
   // Adds --scale, --softcap, ... and --mask to a command.
-  void add_to(CLI::App& app);
+  void add_to(Command& command);
   // The same without --mask, for commands that run over a list of masks.
-  void add_without_mask_to(CLI::App& app);
+  void add_without_mask_to(Command& command);
   // Fills the call, whose q, k and v are already set: reads files, parses numbers.
   void apply(Call& call) const;
   // Whether one of them has values per head, sequence or row: the call's shape is then theirs.

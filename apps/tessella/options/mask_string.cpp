@@ -1,10 +1,9 @@
 #include "options/mask_string.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cctype>
-#include <filesystem>
 
 #include "files/input_error.hpp"
 #include "options/number_string.hpp"

@@ -1,6 +1,6 @@
 #include "options/number_string.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <charconv>
 #include <cmath>

@@ -1,14 +1,14 @@
 // Presets: values of options under one name.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <span>
 #include <string>
 
 #include "files/input_error.hpp"
+#include "options/command.hpp"
 
 namespace tessella::cli {
 
@@ -25,7 +25,7 @@ struct Preset {
 
 // Values of the preset where the command line gives none.
 template <typename Settings>
-void apply_preset(const CLI::App& command, std::span<const Preset<Settings>> presets, Settings& settings) {
+void apply_preset(const Command& command, std::span<const Preset<Settings>> presets, Settings& settings) {
   if (settings.preset.empty()) return;
   const auto preset = std::ranges::find_if(presets, [&](const auto& row) { return row.name == settings.preset; });
   if (preset == presets.end()) {
@@ -34,7 +34,7 @@ void apply_preset(const CLI::App& command, std::span<const Preset<Settings>> pre
     throw InputError(fmt::format("--preset is '{}', expected one of {}", settings.preset, names));
   }
   for (const auto& value : preset->values) {
-    if (value.option && command.get_option(value.option)->count() == 0) settings.*value.member = value.value;
+    if (value.option && !command.is_given(value.option)) settings.*value.member = value.value;
   }
 }
 

@@ -1,6 +1,6 @@
 #include "options/value_string.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

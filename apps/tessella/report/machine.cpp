@@ -1,7 +1,5 @@
 #include "report/machine.hpp"
 
-#include <fmt/chrono.h>
-
 #include <ctime>
 #include <fstream>
 #include <string_view>
@@ -12,6 +10,15 @@
 
 namespace tessella::cli {
 namespace {
+
+// "2026-01-31T23:59:59Z"
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc = {};
+  ::gmtime_r(&now, &utc);
+  char string[32];
+  return {string, std::strftime(string, sizeof(string), "%Y-%m-%dT%H:%M:%SZ", &utc)};
+}
 
 // The processor in its own words, where Linux tells.
 std::string processor() {
@@ -36,10 +43,7 @@ Json library_info() {
 }
 
 Json about_run(const std::string& command) {
-  return {{"command", command},
-          {"time", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
-          {"processor", processor()},
-          {"library", library_info()}};
+  return {{"command", command}, {"time", utc_now()}, {"processor", processor()}, {"library", library_info()}};
 }
 
 }  // namespace tessella::cli

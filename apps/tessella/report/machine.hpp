@@ -1,7 +1,9 @@
 // What a measurement ran on and with.
 #pragma once
 
-#include "report/table.hpp"
+#include <string>
+
+#include "files/json.hpp"
 
 namespace tessella::cli {
 

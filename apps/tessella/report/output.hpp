@@ -1,24 +1,21 @@
 // Results, on stdout.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <string>
-
-#include "files/input_error.hpp"
+#include <string_view>
 
 namespace tessella::cli {
 
-inline std::string stdout_error() { return fmt::format("cannot write the results: {}", std::strerror(errno)); }
+std::string stdout_error();
 
-// Results; an InputError where stdout takes no more.
+// An InputError where stdout takes no more.
+void put_string(std::string_view string);
+
 template <typename... Values>
 void put(fmt::format_string<Values...> format, Values&&... values) {
-  const std::string string = fmt::format(format, std::forward<Values>(values)...);
-  if (std::fwrite(string.data(), 1, string.size(), stdout) != string.size()) throw InputError(stdout_error());
+  put_string(fmt::vformat(format, fmt::make_format_args(values...)));
 }
 
 }  // namespace tessella::cli

@@ -1,6 +1,6 @@
 #include "report/results.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>
@@ -58,7 +58,7 @@ std::string summary_string(const Array& array) {
 }  // namespace
 
 Json describe_array(const Array& array) {
-  return {{"shape", std::span(array.tensor.shape, static_cast<size_t>(array.tensor.ndim))},
+  return {{"shape", std::span<const int64_t>(array.tensor.shape, static_cast<size_t>(array.tensor.ndim))},
           {"dtype", dtype_name(array.tensor.dtype)},
           {"from", array.source}};
 }
@@ -75,10 +75,14 @@ void print_result(const Array& array, const std::string& file) {
 }
 
 Json describe_check(const tessella_check_report& report) {
-  return {
-      {"rows", report.rows},           {"max_error", report.max_error},          {"plain_error", report.plain_error},
-      {"tolerance", report.tolerance}, {"passed", report.passed == 1},           {"worst_index", report.worst_index},
-      {"worst_got", report.worst_got}, {"worst_expected", report.worst_expected}};
+  return {{"rows", report.rows},
+          {"max_error", report.max_error},
+          {"plain_error", report.plain_error},
+          {"tolerance", report.tolerance},
+          {"passed", report.passed == 1},
+          {"worst_index", std::span<const int64_t>(report.worst_index)},
+          {"worst_got", report.worst_got},
+          {"worst_expected", report.worst_expected}};
 }
 
 void print_check(const tessella_check_report& report, const char* of) {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "files/array.hpp"
-#include "report/table.hpp"
+#include "files/json.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::cli {

@@ -1,5 +1,7 @@
 #include "report/table.hpp"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 
 #include "report/output.hpp"
@@ -7,11 +9,13 @@
 namespace tessella::cli {
 namespace {
 
+std::string plain_string(const Json& value) { return value.is_string() ? value.string() : value.dump(); }
+
 std::string cell_string(const Column& column, const Json& row) {
-  const auto found = row.find(column.key);
-  if (found == row.end() || found->is_null()) return "-";
-  if (column.format) return column.format(*found);
-  return found->is_string() ? found->get<std::string>() : found->dump();
+  const Json& value = row[column.key];
+  if (value.is_null()) return "-";
+  if (column.format != nullptr) return column.format(value);
+  return plain_string(value);
 }
 
 std::vector<Column> shown_columns(const Table& table) {
@@ -24,7 +28,7 @@ std::vector<Column> shown_columns(const Table& table) {
 
 std::string csv_cell(const Json& value) {
   if (value.is_null()) return "";
-  const std::string string = value.is_string() ? value.get<std::string>() : value.dump();
+  const std::string string = plain_string(value);
   if (string.find_first_of(",\"\n") == std::string::npos) return string;
   std::string quoted = "\"";
   for (const char c : string) quoted += c == '"' ? "\"\"" : std::string(1, c);
@@ -57,11 +61,11 @@ std::string table_string(const Table& table) {
 
 std::string table_csv(const Table& table) {
   std::string string;
-  for (const Column& column : table.columns) string += (string.empty() ? "" : ",") + column.key;
+  for (const Column& column : table.columns) string += std::string(string.empty() ? "" : ",") + column.key;
   for (const Json& row : table.rows) {
     std::string line;
     for (const Column& column : table.columns) {
-      line += (&column == table.columns.data() ? "" : ",") + csv_cell(row.value(column.key, Json()));
+      line += (&column == table.columns.data() ? "" : ",") + csv_cell(row[column.key]);
     }
     string += "\n" + line;
   }
@@ -81,8 +85,6 @@ std::string table_markdown(const Table& table) {
   return string + "\n";
 }
 
-std::string json_string(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
-
 void print_table(const Table& table, TableFormat format, const Json& about) {
   switch (format) {
     case TableFormat::text: put("{}", table_string(table)); break;
@@ -90,8 +92,8 @@ void print_table(const Table& table, TableFormat format, const Json& about) {
     case TableFormat::markdown: put("{}", table_markdown(table)); break;
     case TableFormat::json: {
       Json document = about;
-      document["results"] = table.rows;
-      put("{}\n", json_string(document));
+      document["results"] = Json::list(table.rows);
+      put("{}\n", document.dump(2));
       break;
     }
   }

@@ -1,21 +1,17 @@
 // A table of results, printed as text, CSV, JSON or Markdown.
 #pragma once
 
-#include <fmt/format.h>
-
-#include <functional>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "files/json.hpp"
+
 namespace tessella::cli {
 
-using Json = nlohmann::ordered_json;
-
 struct Column {
-  std::string key;                                 // in JSON and CSV
-  std::string heading;                             // in text and Markdown; "" = not shown there
-  std::function<std::string(const Json&)> format;  // empty: the value as it is
+  const char* key;                               // in JSON and CSV
+  std::string heading;                           // in text and Markdown; "" = not shown there
+  std::string (*format)(const Json&) = nullptr;  // null: the value as it is
   bool left = false;
 };
 
@@ -25,9 +21,6 @@ struct Table {
 };
 
 enum class TableFormat { text, csv, json, markdown };
-
-// Indented; bytes that are no UTF-8 are replaced.
-std::string json_string(const Json& json);
 
 std::string table_string(const Table& table);
 std::string table_csv(const Table& table);

@@ -1,0 +1,62 @@
+// A command as it declares itself: options, subcommands, what it runs. What parses them is command_line.cpp's.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tessella::cli {
+
+// Exit codes.
+inline constexpr int kDone = 0;
+inline constexpr int kCheckFailed = 1;
+inline constexpr int kBadInput = 2;
+
+// Values land in variables of the caller, which outlive the command.
+class Command {
+ public:
+  // The program itself.
+  Command(const std::string& summary, const std::string& version);
+  ~Command();
+  Command(const Command&) = delete;
+  Command& operator=(const Command&) = delete;
+
+  Command& add_command(const std::string& name, const std::string& summary);
+  // What --help shows at its end.
+  void set_footer(const std::string& footer);
+
+  // "--layout bshd|bhsd [bshd]": type says what a value is, and what the variable holds is the default.
+  void add_option(const std::string& name, std::string& value, const std::string& type, const std::string& help,
+                  const std::string& group = "Options");
+  // An option that may be given several times.
+  void add_option(const std::string& name, std::vector<std::string>& values, const std::string& type,
+                  const std::string& help);
+  // Words that belong to no option, one at least.
+  void add_words(const std::string& name, std::vector<std::string>& words, const std::string& help);
+  void add_flag(const std::string& name, bool& value, const std::string& help, const std::string& group = "Options");
+  // A flag that may have a value, "--check=0", and has `plain` without one.
+  void add_flag(const std::string& name, std::string& value, const std::string& plain, const std::string& help);
+  void set_help(const std::string& option, const std::string& help);
+
+  // Once parsed: whether an option is given, and those that are in their order.
+  bool is_given(const std::string& option) const;
+  std::vector<std::string> given() const;
+
+  // Throws InputError where options do not go together; asked first where the command is chosen.
+  void set_condition(std::function<void()> condition);
+  // What the command does; returns the exit code.
+  void set_run(std::function<int()> run);
+
+  // Runs the command that the arguments choose, or prints the help or version that they ask for. InputError for
+  // arguments that cannot be used.
+  int run(int argc, const char* const* argv) const;
+
+ private:
+  struct Parser;
+  explicit Command(std::unique_ptr<Parser> parser);
+
+  std::unique_ptr<Parser> parser_;
+};
+
+}  // namespace tessella::cli
