@@ -30,7 +30,7 @@ ARROWS = {
 # The tables of kernels, which api hands to choose(); and what oracle, thread count and device memory offer the API layer.
 TABLES = re.compile(r"src/(reference|cpu|cuda)/(driver/|compile/)?(kernels|attention|check|ladder|parallel|memory|info|prebuild)\.hpp")
 TABLE_USERS = ("src/api",)
-# Headers of other projects stay behind these walls.
+# Headers of other projects stay behind these walls: folders, or single files.
 FOREIGN = {
     "hwy/": ("src/cpu/vector",),
     "oneapi/": ("src/cpu",),
@@ -38,6 +38,9 @@ FOREIGN = {
     "cuda": ("src/cuda",),
     "torch/": ("bindings",),
     "ATen/": ("bindings",),
+    # These cost seconds in every source that includes them.
+    "CLI/": ("apps/tessella/options/command_line.cpp",),
+    "nlohmann/": ("apps/tessella/files/json.cpp", "apps/tessella/files/json_reader.cpp"),
 }
 # The device compiler finds our own headers, the source of the user's modifications, and nothing else.
 DEVICE = "src/cuda/device"
@@ -98,7 +101,7 @@ def check(root):
             target = resolve(root, name, spelled)
             if target is None:
                 for prefix, homes in FOREIGN.items():
-                    if spelled.startswith(prefix) and folder not in homes:
+                    if spelled.startswith(prefix) and folder not in homes and name not in homes:
                         errors.append(f"{name}:{line}: <{spelled}> belongs behind {', '.join(homes)}")
                 if folder == DEVICE and spelled not in DEVICE_FOREIGN:
                     errors.append(f"{name}:{line}: the device compiler finds no <{spelled}>")
@@ -124,7 +127,8 @@ def self_test():
             "src/api/entry.cpp": '#include "cpu/kernels.hpp"\n#include "cpu/query_tile.hpp"\n',
             "src/reference/loops.cpp": "#include <hwy/highway.h>\n",
             "src/core/string_utils.hpp": "",
-            "apps/tessella/main.cpp": '#include <tessella/tessella.h>\n#include "core/plan.hpp"\n',
+            "apps/tessella/main.cpp": '#include <tessella/tessella.h>\n#include "core/plan.hpp"\n#include <CLI/CLI.hpp>\n',
+            "apps/tessella/options/command_line.cpp": "#include <CLI/App.hpp>\n",
             "src/cuda/device/tile/tile.hpp": '#include <cstdint>\n#include "user.hpp"\n#include "core/plan.hpp"\n',
             "src/stray.cpp": "",
         }
@@ -133,6 +137,7 @@ def self_test():
             (root / name).write_text(source)
         errors, notes, _ = check(root)
     expected = ["apps/tessella/main.cpp:2: apps must not include src/core/plan.hpp",
+                "apps/tessella/main.cpp:3: <CLI/CLI.hpp> belongs behind apps/tessella/options/command_line.cpp",
                 "src/api/entry.cpp:2: src/api must not include src/cpu/query_tile.hpp",
                 "src/core/plan.hpp:1: src/core must not include src/cpu/kernels.hpp",
                 "src/core/string_utils.hpp: the name says nothing about what is inside",

@@ -69,7 +69,7 @@ const CacheType& cache_type_of(tessella_dtype dtype) {
   return *type;
 }
 
-ScaleOf scale_of_named(const std::string& what, std::string_view name) {
+ScaleOf scale_of_named(std::string_view what, std::string_view name) {
   const auto* found = std::ranges::find(kScaleNames.begin() + 1, kScaleNames.end(), name);
   if (found == kScaleNames.end()) {
     throw InputError(fmt::format("{} is '{}', expected some of tensor, head, token", what, name));

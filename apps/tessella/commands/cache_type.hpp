@@ -30,7 +30,7 @@ enum class ScaleOf { none, tensor, head, token };  // token: each token and head
 inline constexpr std::array kScaleNames = {"none", "tensor", "head", "token"};
 
 // tensor, head or token.
-ScaleOf scale_of_named(const std::string& what, std::string_view name);
+ScaleOf scale_of_named(std::string_view what, std::string_view name);
 
 // Zeroed, dense, of (1, rows, heads, head_dim).
 Array allocate_keys(const CacheType& type, int64_t rows, int64_t heads, int64_t head_dim);

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <random>
 #include <set>
+#include <utility>
 
 #include "commands/random_case.hpp"
 #include "device/rotation.hpp"
@@ -164,7 +165,10 @@ void DecodeCalls::add_call(int64_t idx) {
   const DecodeCase& c = case_;
   Call& call = calls_.emplace_back();
   const auto add = [&](Call::Member member, const char* name, const tessella_tensor& tensor) {
-    call.set(member, {name, name, "", 0, tensor, nullptr});
+    Array array;
+    array.source = array.name = name;
+    array.tensor = tensor;
+    call.set(member, std::move(array));
   };
   const size_t begin = static_cast<size_t>(idx) * layout_.cache_stride();
   const auto cache = [&](size_t at) {

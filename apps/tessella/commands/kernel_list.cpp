@@ -28,7 +28,7 @@ std::string ineligible(const KernelEntry& kernel, const Call& call) {
   return reason;
 }
 
-KernelEntry kernel_named(const std::string& what, const std::string& name, std::string_view operation) {
+KernelEntry kernel_named(std::string_view what, const std::string& name, std::string_view operation) {
   std::string names;
   for (const KernelEntry& kernel : kernels_of(operation)) {
     if (name == kernel.info.name) return kernel;

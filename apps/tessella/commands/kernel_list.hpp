@@ -22,6 +22,6 @@ std::vector<KernelEntry> kernels_of(std::string_view operation);
 std::string ineligible(const KernelEntry& kernel, const Call& call);
 
 // The operation's kernel of that name; InputError that lists the names otherwise.
-KernelEntry kernel_named(const std::string& what, const std::string& name, std::string_view operation);
+KernelEntry kernel_named(std::string_view what, const std::string& name, std::string_view operation);
 
 }  // namespace tessella::cli

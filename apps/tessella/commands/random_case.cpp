@@ -46,7 +46,7 @@ double RandomCase::flops() const {
          (is_backward ? 2.5 : 1.0);
 }
 
-void parse_heads(const std::string& what, const std::string& string, int64_t& heads_q, int64_t& heads_kv) {
+void parse_heads(std::string_view what, const std::string& string, int64_t& heads_q, int64_t& heads_kv) {
   const std::vector<std::string> parts = split(string, '/');
   constexpr int64_t kMost = 1 << 20;
   if (parts.size() > 2) throw InputError(fmt::format("{} is '{}', expected such as 16 or 32/8", what, string));

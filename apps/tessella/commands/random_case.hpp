@@ -31,7 +31,7 @@ struct RandomCase {
 void fill_normal(Array& array, std::mt19937_64& random);
 
 // "16", or "32/8": query heads over KV heads.
-void parse_heads(const std::string& what, const std::string& string, int64_t& heads_q, int64_t& heads_kv);
+void parse_heads(std::string_view what, const std::string& string, int64_t& heads_q, int64_t& heads_kv);
 
 // q, k, v and out, on the device of the options; of backward the gradients too, behind a forward that ran. `fill` false
 // leaves zeros and runs nothing, for questions that do not read them.

@@ -31,6 +31,13 @@ void swap_bytes(std::byte* elements, int64_t count, int64_t size) {
 
 }  // namespace
 
+Array::Array() = default;
+Array::Array(const Array& other) = default;
+Array::Array(Array&& other) noexcept = default;
+Array& Array::operator=(const Array& other) = default;
+Array& Array::operator=(Array&& other) noexcept = default;
+Array::~Array() = default;
+
 std::shared_ptr<void> allocate(int64_t bytes) {
   const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 1));
   void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -68,7 +75,11 @@ Array described_array(std::string source, std::string name, const StoredType& ty
   const ElementType* element = find_element_type(type.dtype);
   const int64_t bytes = element ? element->bytes : type.bytes;
   checked_num_elements(source, shape, std::max(bytes, type.bytes));
-  Array array{std::move(source), std::move(name), type.name, bytes, {}, nullptr};
+  Array array;
+  array.source = std::move(source);
+  array.name = std::move(name);
+  array.file_type = type.name;
+  array.element_bytes = bytes;
   array.tensor.dtype = type.dtype;
   array.tensor.device_type = TESSELLA_CPU;
   set_shape(array.tensor, shape, column_major);
@@ -101,11 +112,16 @@ Array allocate_array(std::string name, tessella_dtype dtype, std::span<const int
   const ElementType& type = *find_element_type(dtype);
   const int64_t bytes = checked_num_elements(name, shape, type.bytes) * type.bytes;
   auto storage = allocate(bytes);
-  Array array{name, name, type.name, type.bytes, {}, storage};
+  Array array;
+  array.source = name;
+  array.name = std::move(name);
+  array.file_type = type.name;
+  array.element_bytes = type.bytes;
   array.tensor.data = storage.get();
   array.tensor.dtype = dtype;
   array.tensor.device_type = TESSELLA_CPU;
   set_shape(array.tensor, shape, false);
+  array.storage = std::move(storage);
   return array;
 }
 

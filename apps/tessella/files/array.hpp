@@ -22,7 +22,15 @@ struct Array {
   int64_t element_bytes = 0;    // 0 of elements that nothing here can use, as strings and objects
   tessella_tensor tensor = {};  // dtype TESSELLA_DTYPE_DEFAULT where the file's type is none of the library's
   std::shared_ptr<const void> storage;
-  std::string file = {};  // its path; "" of one that is from none
+  std::string file;  // its path; "" of one that is from none
+
+  // Out of line: many files copy arrays.
+  Array();
+  Array(const Array& other);
+  Array(Array&& other) noexcept;
+  Array& operator=(const Array& other);
+  Array& operator=(Array&& other) noexcept;
+  ~Array();
 };
 
 // Zeroed memory, aligned to a page, that costs nothing until it is written.

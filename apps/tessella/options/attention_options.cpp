@@ -154,6 +154,10 @@ bool is_attention_option(std::string_view name) {
   return std::ranges::any_of(kRows, [&](const Row& row) { return row.name == name; });
 }
 
+AttentionOptionValues::AttentionOptionValues() = default;
+AttentionOptionValues::AttentionOptionValues(const AttentionOptionValues& other) = default;
+AttentionOptionValues::~AttentionOptionValues() = default;
+
 void AttentionOptionValues::add_without_mask_to(Command& command) {
   command.add_option("--device", device_, "cpu|cuda[:N]", "where the call runs");
   for (const Row& row : kRows) {

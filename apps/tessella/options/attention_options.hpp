@@ -17,6 +17,12 @@ bool is_attention_option(std::string_view name);
 
 class AttentionOptionValues {
  public:
+  // Out of line: every command has them.
+  AttentionOptionValues();
+  AttentionOptionValues(const AttentionOptionValues& other);
+  AttentionOptionValues& operator=(const AttentionOptionValues& other) = delete;
+  ~AttentionOptionValues();
+
   // Adds --scale, --softcap, ... and --mask to a command.
   void add_to(Command& command);
   // The same without --mask, for commands that run over a list of masks.

@@ -24,25 +24,19 @@ struct Call {
   std::deque<tessella_tensor> gpu_tensors;            // once placed on a GPU, what args points at
   std::deque<GpuMemory> gpu_memories;
 
-  Call() = default;
-  Call(Call&&) = default;
-  Call& operator=(Call&&) = default;
+  // Out of line: many files make calls.
+  Call();
+  Call(Call&& other);
+  Call& operator=(Call&& other);
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
+  ~Call();
 
   using Member = const tessella_tensor* tessella_forward_args::*;
   // Keeps the array and points args' member at it.
-  Array& set(Member member, Array array) {
-    arrays.push_back(std::move(array));
-    args.*member = &arrays.back().tensor;
-    return arrays.back();
-  }
+  Array& set(Member member, Array array);
   using Gradient = const tessella_tensor* tessella_backward_args::*;
-  Array& set(Gradient member, Array array) {
-    arrays.push_back(std::move(array));
-    (*backward).*member = &arrays.back().tensor;
-    return arrays.back();
-  }
+  Array& set(Gradient member, Array array);
 };
 
 struct FreePlan {
@@ -51,9 +45,7 @@ struct FreePlan {
 using PlanHandle = std::unique_ptr<tessella_plan, FreePlan>;
 
 // Throws tessella::Error with the library's own sentence.
-inline void check(tessella_status status) {
-  if (status != TESSELLA_OK) throw Error(static_cast<ErrorCode>(status), tessella_last_error());
-}
+void check(tessella_status status);
 
 // A call as plans and questions take it; lives as long as the expression that makes it. Of backward where it has
 // gradients, unless its forward is asked for.
@@ -76,11 +68,7 @@ class Tagged {
   tessella_call call_;
 };
 
-inline PlanHandle make_plan(const tessella_call* call) {
-  tessella_plan* plan = nullptr;
-  check(tessella_plan_make(call, &plan));
-  return PlanHandle(plan);
-}
+PlanHandle make_plan(const tessella_call* call);
 inline PlanHandle make_plan(const Call& call) { return make_plan(Tagged(call)); }
 
 }  // namespace tessella::cli

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessella::cli {
@@ -17,30 +18,30 @@ inline constexpr int kBadInput = 2;
 class Command {
  public:
   // The program itself.
-  Command(const std::string& summary, const std::string& version);
+  Command(std::string_view summary, std::string_view version);
   ~Command();
   Command(const Command&) = delete;
   Command& operator=(const Command&) = delete;
 
-  Command& add_command(const std::string& name, const std::string& summary);
+  Command& add_command(std::string_view name, std::string_view summary);
   // What --help shows at its end.
-  void set_footer(const std::string& footer);
+  void set_footer(std::string_view footer);
 
   // "--layout bshd|bhsd [bshd]": type says what a value is, and what the variable holds is the default.
-  void add_option(const std::string& name, std::string& value, const std::string& type, const std::string& help,
-                  const std::string& group = "Options");
+  void add_option(std::string_view name, std::string& value, std::string_view type, std::string_view help,
+                  std::string_view group = "Options");
   // An option that may be given several times.
-  void add_option(const std::string& name, std::vector<std::string>& values, const std::string& type,
-                  const std::string& help);
+  void add_option(std::string_view name, std::vector<std::string>& values, std::string_view type,
+                  std::string_view help);
   // Words that belong to no option, one at least.
-  void add_words(const std::string& name, std::vector<std::string>& words, const std::string& help);
-  void add_flag(const std::string& name, bool& value, const std::string& help, const std::string& group = "Options");
+  void add_words(std::string_view name, std::vector<std::string>& words, std::string_view help);
+  void add_flag(std::string_view name, bool& value, std::string_view help, std::string_view group = "Options");
   // A flag that may have a value, "--check=0", and has `plain` without one.
-  void add_flag(const std::string& name, std::string& value, const std::string& plain, const std::string& help);
-  void set_help(const std::string& option, const std::string& help);
+  void add_flag(std::string_view name, std::string& value, std::string_view plain, std::string_view help);
+  void set_help(std::string_view option, std::string_view help);
 
   // Once parsed: whether an option is given, and those that are in their order.
-  bool is_given(const std::string& option) const;
+  bool is_given(std::string_view option) const;
   std::vector<std::string> given() const;
 
   // Throws InputError where options do not go together; asked first where the command is chosen.

@@ -91,51 +91,56 @@ struct Command::Parser {
   }
 };
 
-Command::Command(const std::string& summary, const std::string& version)
-    : parser_(new Parser{std::make_shared<CLI::App>(summary)}) {
-  parser_->app->set_version_flag("--version", version);
+Command::Command(std::string_view summary, std::string_view version)
+    : parser_(new Parser{std::make_shared<CLI::App>(std::string(summary))}) {
+  parser_->app->set_version_flag("--version", std::string(version));
   parser_->app->require_subcommand(0, 1);
 }
 Command::Command(std::unique_ptr<Parser> parser) : parser_(std::move(parser)) {}
 Command::~Command() = default;
 
-Command& Command::add_command(const std::string& name, const std::string& summary) {
+Command& Command::add_command(std::string_view name, std::string_view summary) {
   const std::shared_ptr<CLI::App>& app = parser_->app;
-  auto parser = std::make_unique<Parser>(std::shared_ptr<CLI::App>(app, app->add_subcommand(name, summary)));
+  auto parser = std::make_unique<Parser>(
+      std::shared_ptr<CLI::App>(app, app->add_subcommand(std::string(name), std::string(summary))));
   parser_->commands.emplace_back(new Command(std::move(parser)));
   return *parser_->commands.back();
 }
 
-void Command::set_footer(const std::string& footer) { parser_->app->footer(footer); }
+void Command::set_footer(std::string_view footer) { parser_->app->footer(std::string(footer)); }
 
-void Command::add_option(const std::string& name, std::string& value, const std::string& type, const std::string& help,
-                         const std::string& group) {
-  const std::string shown = value.empty() ? type : fmt::format("{} [{}]", type, value);
-  parser_->app->add_option(name, value, help)->option_text(shown)->group(group);
+void Command::add_option(std::string_view name, std::string& value, std::string_view type, std::string_view help,
+                         std::string_view group) {
+  const std::string shown = value.empty() ? std::string(type) : fmt::format("{} [{}]", type, value);
+  parser_->app->add_option(std::string(name), value, std::string(help))->option_text(shown)->group(std::string(group));
 }
 
-void Command::add_option(const std::string& name, std::vector<std::string>& values, const std::string& type,
-                         const std::string& help) {
-  parser_->app->add_option(name, values, help)->allow_extra_args(false)->type_name(type);
+void Command::add_option(std::string_view name, std::vector<std::string>& values, std::string_view type,
+                         std::string_view help) {
+  parser_->app->add_option(std::string(name), values, std::string(help))
+      ->allow_extra_args(false)
+      ->type_name(std::string(type));
 }
 
-void Command::add_words(const std::string& name, std::vector<std::string>& words, const std::string& help) {
-  parser_->app->add_option(name, words, help)->required()->type_name("");
+void Command::add_words(std::string_view name, std::vector<std::string>& words, std::string_view help) {
+  parser_->app->add_option(std::string(name), words, std::string(help))->required()->type_name("");
 }
 
-void Command::add_flag(const std::string& name, bool& value, const std::string& help, const std::string& group) {
-  parser_->app->add_flag(name, value, help)->group(group);
+void Command::add_flag(std::string_view name, bool& value, std::string_view help, std::string_view group) {
+  parser_->app->add_flag(std::string(name), value, std::string(help))->group(std::string(group));
 }
 
-void Command::add_flag(const std::string& name, std::string& value, const std::string& plain, const std::string& help) {
-  parser_->app->add_flag(fmt::format("{}{{{}}}", name, plain), value, help);
+void Command::add_flag(std::string_view name, std::string& value, std::string_view plain, std::string_view help) {
+  parser_->app->add_flag(fmt::format("{}{{{}}}", name, plain), value, std::string(help));
 }
 
-void Command::set_help(const std::string& option, const std::string& help) {
-  parser_->app->get_option(option)->description(help);
+void Command::set_help(std::string_view option, std::string_view help) {
+  parser_->app->get_option(std::string(option))->description(std::string(help));
 }
 
-bool Command::is_given(const std::string& option) const { return parser_->app->get_option(option)->count() > 0; }
+bool Command::is_given(std::string_view option) const {
+  return parser_->app->get_option(std::string(option))->count() > 0;
+}
 
 std::vector<std::string> Command::given() const {
   std::vector<std::string> names;

@@ -13,13 +13,13 @@ constexpr tessella_dtype kFloats[] = {TESSELLA_F64, TESSELLA_F32, TESSELLA_BF16,
 
 }  // namespace
 
-tessella_dtype parse_float_dtype(const std::string& what, std::string_view name) {
+tessella_dtype parse_float_dtype(std::string_view what, std::string_view name) {
   const ElementType* type = find_element_type_by_name(name);
   if (type != nullptr && std::ranges::find(kFloats, type->dtype) != std::end(kFloats)) return type->dtype;
   throw InputError(fmt::format("{} is '{}', expected f64, f32, bf16 or f16", what, name));
 }
 
-tessella_dtype parse_dtype(const std::string& what, std::string_view name) {
+tessella_dtype parse_dtype(std::string_view what, std::string_view name) {
   const ElementType* type = find_element_type_by_name(name);
   if (type != nullptr) return type->dtype;
   std::string names;

@@ -9,8 +9,8 @@
 namespace tessella::cli {
 
 // Throws InputError "<what> is '<name>', expected ..." if it is none. Of q, or of a result: f64, f32, bf16 or f16.
-tessella_dtype parse_float_dtype(const std::string& what, std::string_view name);
+tessella_dtype parse_float_dtype(std::string_view what, std::string_view name);
 // Of elements in a file.
-tessella_dtype parse_dtype(const std::string& what, std::string_view name);
+tessella_dtype parse_dtype(std::string_view what, std::string_view name);
 
 }  // namespace tessella::cli

@@ -15,7 +15,7 @@ namespace {
 struct Part {
   const char* name;
   bool takes_value;
-  void (*apply)(const std::string& what, const std::string& value, Call& call);
+  void (*apply)(std::string_view what, const std::string& value, Call& call);
 };
 
 std::string trimmed(std::string_view string) {
@@ -26,12 +26,12 @@ std::string trimmed(std::string_view string) {
 
 int64_t narrower(int64_t a, int64_t b) { return a == -1 ? b : b == -1 ? a : std::min(a, b); }
 
-void set_once(const std::string& what, int64_t& option, int64_t value) {
+void set_once(std::string_view what, int64_t& option, int64_t value) {
   if (option != 0 && option != value) throw InputError(fmt::format("{} is given twice, expected once", what));
   option = value;
 }
 
-void set_tensor_once(const std::string& what, Call::Member member, Call& call, Array array) {
+void set_tensor_once(std::string_view what, Call::Member member, Call& call, Array array) {
   if (call.args.*member) throw InputError(fmt::format("{} is given twice, expected once", what));
   call.set(member, std::move(array));
 }
@@ -39,7 +39,7 @@ void set_tensor_once(const std::string& what, Call::Member member, Call& call, A
 // The batch of a call that is not packed; packed tensors have no batch axis to spread values over.
 int64_t batch_of(const Call& call) { return call.args.q->ndim == 4 ? call.args.q->shape[0] : 1; }
 
-void window(const std::string& what, const std::string& value, Call& call) {
+void window(std::string_view what, const std::string& value, Call& call) {
   const std::vector<std::string> sides = split(value, ',');
   if (sides.size() != 2) throw InputError(fmt::format("{} is '{}', expected window:LEFT,RIGHT", what, value));
   call.options.window_left = narrower(call.options.window_left, parse_integer_between(what, sides[0], -1, INT64_MAX));
@@ -47,7 +47,7 @@ void window(const std::string& what, const std::string& value, Call& call) {
 }
 
 // One length stands for every sequence.
-void prefix(const std::string& what, const std::string& value, Call& call) {
+void prefix(std::string_view what, const std::string& value, Call& call) {
   Array lengths = read_values(what, value, TESSELLA_I32, call);
   if (lengths.tensor.ndim == 1 && lengths.tensor.shape[0] == 1) {
     const int64_t shape[] = {call.args.cu_seqlens_q ? call.args.cu_seqlens_q->shape[0] - 1 : batch_of(call)};
@@ -60,7 +60,7 @@ void prefix(const std::string& what, const std::string& value, Call& call) {
 }
 
 // One row of ids stands for every sequence.
-void document(const std::string& what, const std::string& value, Call& call) {
+void document(std::string_view what, const std::string& value, Call& call) {
   Array ids = read_values(what, value, TESSELLA_I32, call);
   if (ids.tensor.ndim == 1 && !call.args.cu_seqlens_q) {
     ids.tensor.ndim = 2;
@@ -73,11 +73,11 @@ void document(const std::string& what, const std::string& value, Call& call) {
   set_tensor_once(what, &tessella_forward_args::document_ids_kv, call, std::move(ids));
 }
 
-void dense(const std::string& what, const std::string& value, Call& call) {
+void dense(std::string_view what, const std::string& value, Call& call) {
   set_tensor_once(what, &tessella_forward_args::dense_mask, call, read_values(what, value, TESSELLA_BOOL, call));
 }
 
-void block_map(const std::string& what, const std::string& value, Call& call) {
+void block_map(std::string_view what, const std::string& value, Call& call) {
   const std::vector<std::string> parts = split(value, ',');
   if (parts.size() != 3)
     throw InputError(fmt::format("{} is '{}', expected block_map:FILE,TILE_Q,TILE_KV", what, value));
@@ -87,17 +87,17 @@ void block_map(const std::string& what, const std::string& value, Call& call) {
 }
 
 constexpr Part kParts[] = {
-    {"none", false, [](const std::string&, const std::string&, Call&) {}},
-    {"causal", false, [](const std::string& what, const std::string&, Call& call) { window(what, "-1,0", call); }},
+    {"none", false, [](std::string_view, const std::string&, Call&) {}},
+    {"causal", false, [](std::string_view what, const std::string&, Call& call) { window(what, "-1,0", call); }},
     {"causal_top_left", false,
-     [](const std::string&, const std::string&, Call& call) { call.options.causal_top_left = 1; }},
+     [](std::string_view, const std::string&, Call& call) { call.options.causal_top_left = 1; }},
     {"window", true, window},
     {"chunk", true,
-     [](const std::string& what, const std::string& value, Call& call) {
+     [](std::string_view what, const std::string& value, Call& call) {
        set_once(what, call.options.chunk, parse_integer_between(what, value, 1, INT64_MAX));
      }},
     {"keep_first", true,
-     [](const std::string& what, const std::string& value, Call& call) {
+     [](std::string_view what, const std::string& value, Call& call) {
        set_once(what, call.options.keep_first, parse_integer_between(what, value, 0, INT64_MAX));
      }},
     {"prefix", true, prefix},

@@ -31,7 +31,7 @@ std::string with_unit(double value, const Unit (&units)[N], int digits) {
 
 }  // namespace
 
-double parse_number(const std::string& what, std::string_view string) {
+double parse_number(std::string_view what, std::string_view string) {
   double value = 0;
   const auto [end, error] = std::from_chars(string.data(), string.data() + string.size(), value);
   if (string.empty() || error == std::errc::invalid_argument || end != string.data() + string.size()) {
@@ -43,7 +43,7 @@ double parse_number(const std::string& what, std::string_view string) {
   return value;
 }
 
-float parse_float(const std::string& what, std::string_view string) {
+float parse_float(std::string_view what, std::string_view string) {
   float value = 0;
   const auto [end, error] = std::from_chars(string.data(), string.data() + string.size(), value);
   if (end == string.data() + string.size() && error == std::errc::result_out_of_range) {
@@ -54,7 +54,7 @@ float parse_float(const std::string& what, std::string_view string) {
   return value;
 }
 
-int64_t parse_integer(const std::string& what, std::string_view string) {
+int64_t parse_integer(std::string_view what, std::string_view string) {
   std::string_view digits = string;
   int64_t unit = 1;
   if (!digits.empty()) {
@@ -71,7 +71,7 @@ int64_t parse_integer(const std::string& what, std::string_view string) {
   return value * unit;
 }
 
-int64_t parse_integer_between(const std::string& what, std::string_view string, int64_t low, int64_t high) {
+int64_t parse_integer_between(std::string_view what, std::string_view string, int64_t low, int64_t high) {
   const int64_t value = parse_integer(what, string);
   if (value < low || value > high) {
     throw InputError(fmt::format("{} is {}, expected {} to {}", what, value, low, high));
@@ -79,7 +79,7 @@ int64_t parse_integer_between(const std::string& what, std::string_view string, 
   return value;
 }
 
-uint64_t parse_unsigned(const std::string& what, std::string_view string) {
+uint64_t parse_unsigned(std::string_view what, std::string_view string) {
   uint64_t value = 0;
   const auto [end, error] = std::from_chars(string.data(), string.data() + string.size(), value);
   if (string.empty() || error != std::errc() || end != string.data() + string.size()) {
@@ -99,7 +99,7 @@ std::vector<std::string> split(std::string_view string, char separator) {
   }
 }
 
-std::vector<int64_t> parse_sizes(const std::string& what, std::string_view string) {
+std::vector<int64_t> parse_sizes(std::string_view what, std::string_view string) {
   constexpr int64_t kMost = int64_t{1} << 40;
   std::vector<int64_t> sizes;
   for (const std::string& part : split(string, ',')) {
@@ -117,7 +117,7 @@ bool is_number_list(std::string_view string) {
          string.find_first_of("0123456789") != std::string_view::npos;
 }
 
-std::vector<double> parse_numbers(const std::string& what, std::string_view string) {
+std::vector<double> parse_numbers(std::string_view what, std::string_view string) {
   std::vector<double> numbers;
   for (const std::string& part : split(string, ',')) numbers.push_back(parse_number(what, part));
   return numbers;

@@ -33,7 +33,7 @@ Array read_converted(const std::string& file, const Call& call, std::initializer
 
 }  // namespace
 
-Array read_as(const std::string& what, const std::string& file, const Call& call,
+Array read_as(std::string_view what, const std::string& file, const Call& call,
               std::initializer_list<tessella_dtype> dtypes) {
   try {
     return read_converted(file, call, dtypes);
@@ -44,9 +44,10 @@ Array read_as(const std::string& what, const std::string& file, const Call& call
   }
 }
 
-Array read_values(const std::string& what, const std::string& string, tessella_dtype dtype, const Call& call) {
+Array read_values(std::string_view what, const std::string& string, tessella_dtype dtype, const Call& call) {
   const bool takes_numbers = dtype != TESSELLA_DTYPE_DEFAULT && dtype != TESSELLA_BOOL;
-  if (takes_numbers && is_number_list(string)) return array_of_numbers(what, dtype, parse_numbers(what, string));
+  if (takes_numbers && is_number_list(string))
+    return array_of_numbers(std::string(what), dtype, parse_numbers(what, string));
   if (string.empty()) {
     throw InputError(fmt::format("{} is '', expected {}FILE[:NAME]", what, takes_numbers ? "numbers 1,2,3 or " : ""));
   }
