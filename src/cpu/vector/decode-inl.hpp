@@ -3,12 +3,7 @@
 // Keys are taken in runs at absolute multiples of kRunKeys: first the run's keys, then its values, each read once from
 // where they lie. Softmax is that of forward-inl.hpp with its lanes over keys: base 2, a lazy maximum of each row. The
 // results of splits are merged as the nodes of a binary tree, so they are the same for any pieces.
-#if defined(TESSELLA_CPU_VECTOR_DECODE_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_DECODE_INL_HPP
-#undef TESSELLA_CPU_VECTOR_DECODE_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_DECODE_INL_HPP
-#endif
+#pragma once
 
 #include <algorithm>
 #include <cstring>
@@ -250,5 +245,3 @@ inline constexpr DecodeKernel<Real> kDecodeKernel = {&run_piece<Real>};
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_DECODE_INL_HPP

@@ -1,10 +1,5 @@
 // One piece at work, and where the rows and scales of its keys lie.
-#if defined(TESSELLA_CPU_VECTOR_DECODE_ROWS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_DECODE_ROWS_INL_HPP
-#undef TESSELLA_CPU_VECTOR_DECODE_ROWS_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_DECODE_ROWS_INL_HPP
-#endif
+#pragma once
 
 #include <algorithm>
 #include <cstring>
@@ -193,5 +188,3 @@ void hide_values(const Piece<T, Real>& of, const Run& run, int64_t kv_head, int 
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_DECODE_ROWS_INL_HPP
