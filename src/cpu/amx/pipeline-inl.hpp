@@ -8,7 +8,7 @@
 // A unit is up to unit_blocks() blocks at an absolute multiple of keys: O^T tiles are loaded and stored once a unit.
 // Neither knows where a query tile ends: the next query tile's S is computed while the last one's P and O are finished.
 // Scores ring: 2 blocks. P ring: 2 units. A query tile's result depends on its own blocks only, not on its neighbours.
-// Include inside the target region of forward_amx.cpp only.
+// Include inside a target region only (target-inl.hpp).
 #pragma once
 
 #include <algorithm>
@@ -320,5 +320,15 @@ class Pipeline {
   int parity_ = 0;
   int num_slots_ = 0;
 };
+
+// Compiled in sources of their own, pipeline.cpp.in.
+extern template class Pipeline<2, 2, false>;
+extern template class Pipeline<3, 3, false>;
+extern template class Pipeline<4, 4, false>;
+extern template class Pipeline<8, 8, false>;
+extern template class Pipeline<2, 2, true>;
+extern template class Pipeline<3, 3, true>;
+extern template class Pipeline<4, 4, true>;
+extern template class Pipeline<8, 8, true>;
 
 }  // namespace tessella::cpu::amx

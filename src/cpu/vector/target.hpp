@@ -1,5 +1,5 @@
-// Makes Highway compile TESSELLA_TARGET, one of its targets, and no other in this source, which includes this before all
-// that includes highway.h. Highway's attributes give the target's instructions to functions in HWY_NAMESPACE only:
+// Makes Highway compile TESSELLA_TARGET, one of its targets, and no other in this source, which includes this before
+// all that includes highway.h. Highway's attributes give the target's instructions to functions in HWY_NAMESPACE only:
 // inline functions of other headers stay at the baseline, whichever source's copy of them a linker takes.
 #pragma once
 
