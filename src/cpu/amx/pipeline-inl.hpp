@@ -321,14 +321,4 @@ class Pipeline {
   int num_slots_ = 0;
 };
 
-// Compiled in sources of their own, pipeline.cpp.in.
-extern template class Pipeline<2, 2, false>;
-extern template class Pipeline<3, 3, false>;
-extern template class Pipeline<4, 4, false>;
-extern template class Pipeline<8, 8, false>;
-extern template class Pipeline<2, 2, true>;
-extern template class Pipeline<3, 3, true>;
-extern template class Pipeline<4, 4, true>;
-extern template class Pipeline<8, 8, true>;
-
 }  // namespace tessella::cpu::amx
