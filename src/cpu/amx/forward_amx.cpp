@@ -16,9 +16,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <new>
 #include <string>
 #include <thread>
