@@ -1,7 +1,7 @@
 // What the threads of one call of forward_amx share: sizes that follow from the call's bounds, memory, and how far each
 // pair is.
 //
-// Include inside the target region of forward_amx.cpp only.
+// Include inside a target region only (target-inl.hpp).
 #pragma once
 
 #include <immintrin.h>
@@ -18,22 +18,19 @@
 #include "cpu/tile_map.hpp"
 #include "cpu/work_tiles.hpp"
 
-namespace tessella::cpu {
-namespace {
-
-using namespace amx;
+namespace tessella::cpu::amx {
 
 // Of K and V packed at a time, or one KV head if that is more.
-constexpr int64_t kPackedBytes = int64_t{32} << 20;
+inline constexpr int64_t kPackedBytes = int64_t{32} << 20;
 // Of K and V tiles: a quarter of L2, beside the query tiles' O and Q.
-constexpr int64_t kChunkBytes = int64_t{512} << 10;
-constexpr int64_t kQueryTileBytes = int64_t{512} << 10;  // of query tiles that go through a chunk together
-constexpr int64_t kMaxWavePairs = 4096;                  // bounds the memory of their progress
-constexpr int kPackUnits = 2;                            // a task of packing
-constexpr int kMaxQueryTiles = 16;
-constexpr MapTiling kAmxMap = {kRows, kBlockKeys};
+inline constexpr int64_t kChunkBytes = int64_t{512} << 10;
+inline constexpr int64_t kQueryTileBytes = int64_t{512} << 10;  // of query tiles that go through a chunk together
+inline constexpr int64_t kMaxWavePairs = 4096;                  // bounds the memory of their progress
+inline constexpr int kPackUnits = 2;                            // a task of packing
+inline constexpr int kMaxQueryTiles = 16;
+inline constexpr MapTiling kAmxMap = {kRows, kBlockKeys};
 // In the pipeline at once if every query tile has one block: S, P, P.V, finish.
-constexpr int kLiveQueryTiles = 4;
+inline constexpr int kLiveQueryTiles = 4;
 
 // Sizes that follow from the call's bounds.
 struct Layout {
@@ -116,5 +113,9 @@ struct Call {
   uint16_t* v_tiles(int64_t slot) const { return k_tiles(slot) + layout.units * layout.k_unit; }
 };
 
-}  // namespace
-}  // namespace tessella::cpu
+// Computes rows [row_begin, row_end) of a pair, all of them queries. kLse: LSE is wanted. Each in a source of its own:
+// forward_rows.cpp.in.
+template <bool kLse>
+void attend_rows(const Call& call, int64_t pair, int64_t slot, int64_t row_begin, int64_t row_end, int worker);
+
+}  // namespace tessella::cpu::amx

@@ -5,7 +5,7 @@
 //   Q   [step of 32 dims][2][16 pairs of dims][16 rows][2]                B tiles of S^T
 //   O^T [panel of 32 dims][2][2][16 dims][16 rows] fp32                   C tiles: dims halves x row halves
 //
-// Include inside the target region of forward_amx.cpp or backward_amx.cpp only.
+// Include inside a target region only (target-inl.hpp).
 #pragma once
 
 #include <immintrin.h>

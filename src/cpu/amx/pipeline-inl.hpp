@@ -8,7 +8,7 @@
 // A unit is up to unit_blocks() blocks at an absolute multiple of keys: O^T tiles are loaded and stored once a unit.
 // Neither knows where a query tile ends: the next query tile's S is computed while the last one's P and O are finished.
 // Scores ring: 2 blocks. P ring: 2 units. A query tile's result depends on its own blocks only, not on its neighbours.
-// Include inside the target region of forward_amx.cpp only.
+// Include inside a target region only (target-inl.hpp).
 #pragma once
 
 #include <algorithm>

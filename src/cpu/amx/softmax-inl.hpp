@@ -5,7 +5,7 @@
 // sum shows that a score may have passed m + 8, and then by a whole number, so that everything accumulated so far is
 // rescaled by an exact power of two. P is rounded to bf16 half up: it differs from half-to-even only on ties, one in
 // 2^16, and costs 4 instructions for 32 values, in the order the tiles want.
-// Include inside the target region of forward_amx.cpp only.
+// Include inside a target region only (target-inl.hpp).
 #pragma once
 
 #include <immintrin.h>

@@ -8,7 +8,7 @@
 //
 // This is inline assembly because g++ 12's intrinsics do not tell the compiler that a tile load reads memory, and its
 // _tile_loadconfig names 8 of the 64 bytes as read, so stores to a local configuration would be deleted.
-// Include inside the target region of forward_amx.cpp or backward_amx.cpp only.
+// Include inside a target region only (target-inl.hpp).
 #pragma once
 
 #include <cstdint>

@@ -3,12 +3,7 @@
 // A tile of scores is computed again, transposed [key][row] as in the forward, and so is dP; both turn into
 //   P = exp(S - LSE),  dS = P (D dP - delta),
 // which meet V, K and Q in products whose lanes are columns.
-#if defined(TESSELLA_CPU_VECTOR_BACKWARD_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_BACKWARD_INL_HPP
-#undef TESSELLA_CPU_VECTOR_BACKWARD_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_BACKWARD_INL_HPP
-#endif
+#pragma once
 
 #include <cstring>
 #include <limits>
@@ -449,5 +444,3 @@ inline constexpr VectorBackward<Real> kVectorBackward = {
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_BACKWARD_INL_HPP

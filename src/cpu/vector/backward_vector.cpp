@@ -1,19 +1,7 @@
-// Compiles backward-inl.hpp once per instruction set.
+// Memory of the backward kernels, and the kernels by instruction set.
 #include "cpu/vector/backward_vector.hpp"
 
 #include <algorithm>
-
-#undef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS (HWY_AVX3_DL | HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
-
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "cpu/vector/backward_vector.cpp"
-#include "hwy/foreach_target.h"  // must come before all that includes highway.h
-
-#include "cpu/vector/backward-inl.hpp"
-#include "hwy/highway.h"
-
-#if HWY_ONCE
 
 namespace tessella::cpu {
 namespace {
@@ -67,36 +55,23 @@ void BackwardTile<Real>::take(Memory& memory, const AttentionShape& p, int64_t c
 
 template <typename Real>
 const VectorBackward<Real>& vector_backward(InstructionSet set) {
-  static constexpr VectorBackward<Real> kNone;
   switch (set) {
-    case InstructionSet::avx512:
-#if HWY_TARGETS & HWY_AVX3
-      return N_AVX3::kVectorBackward<Real>;
-#else
-      return kNone;
-#endif
-    case InstructionSet::avx2:
-#if HWY_TARGETS & HWY_AVX2
-      return N_AVX2::kVectorBackward<Real>;
-#else
-      return kNone;
-#endif
-    case InstructionSet::sse4:
-#if HWY_TARGETS & HWY_SSE4
-      return N_SSE4::kVectorBackward<Real>;
-#else
-      return kNone;
-#endif
-    case InstructionSet::baseline: return HWY_STATIC_DISPATCH(kVectorBackward<Real>);
+    case InstructionSet::avx512: return backward_avx512<Real>();
+    case InstructionSet::avx2: return backward_avx2<Real>();
+    case InstructionSet::sse4: return backward_sse4<Real>();
+    case InstructionSet::baseline: break;
   }
-  return kNone;
+  return backward_baseline<Real>();
 }
 
-template const VectorBackward<float>& vector_backward(InstructionSet);
-template const VectorBackward<double>& vector_backward(InstructionSet);
-template void BackwardTile<float>::take(Memory&, const AttentionShape&, int64_t);
-template int64_t vector_scratch_bytes<float>(const AttentionShape&);
+#define TESSELLA_INSTANTIATE(Real)                                                    \
+  template BackwardTiling vector_tiling<Real>(const AttentionShape&);                 \
+  template int64_t vector_scratch_bytes<Real>(const AttentionShape&);                 \
+  template BackwardScratch<Real>::BackwardScratch(const AttentionShape&, std::byte*); \
+  template void BackwardTile<Real>::take(Memory&, const AttentionShape&, int64_t);    \
+  template const VectorBackward<Real>& vector_backward(InstructionSet)
+TESSELLA_INSTANTIATE(float);
+TESSELLA_INSTANTIATE(double);
+#undef TESSELLA_INSTANTIATE
 
 }  // namespace tessella::cpu
-
-#endif  // HWY_ONCE

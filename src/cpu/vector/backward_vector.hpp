@@ -60,5 +60,14 @@ struct VectorBackward {
 // Functions are null where the build does not have the instruction set.
 template <typename Real>
 const VectorBackward<Real>& vector_backward(InstructionSet set);
+// The same of each set, from a source of its own: kernel.cpp.in.
+template <typename Real>
+const VectorBackward<Real>& backward_avx512();
+template <typename Real>
+const VectorBackward<Real>& backward_avx2();
+template <typename Real>
+const VectorBackward<Real>& backward_sse4();
+template <typename Real>
+const VectorBackward<Real>& backward_baseline();
 
 }  // namespace tessella::cpu

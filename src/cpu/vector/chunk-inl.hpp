@@ -2,12 +2,7 @@
 //
 // K keeps its rows, V is cut into panels of columns as wide as a value tile. Columns up to the padded head dim are
 // zero. V rows that no query may see are zero if they hold infinities or NaN.
-#if defined(TESSELLA_CPU_VECTOR_CHUNK_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_CHUNK_INL_HPP
-#undef TESSELLA_CPU_VECTOR_CHUNK_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_CHUNK_INL_HPP
-#endif
+#pragma once
 
 #include <cstring>
 #include <limits>
@@ -97,5 +92,3 @@ void load_values(const core::AttentionArguments& p, const core::Sequence& s, con
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_CHUNK_INL_HPP

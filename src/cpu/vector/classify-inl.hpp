@@ -1,11 +1,6 @@
 // Makes rows of a tile map (cpu/tile_map.hpp), of neighbouring query tiles: the class of each tile of keys, and the
 // keys that are seen.
-#if defined(TESSELLA_CPU_VECTOR_CLASSIFY_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_CLASSIFY_INL_HPP
-#undef TESSELLA_CPU_VECTOR_CLASSIFY_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_CLASSIFY_INL_HPP
-#endif
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -179,5 +174,3 @@ inline void classify_tiles(MapRow* map_rows, int num_map_rows) {
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_CLASSIFY_INL_HPP

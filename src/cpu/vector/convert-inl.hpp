@@ -3,12 +3,7 @@
 //
 // Nothing is read or written past the given number of elements. bf16 and f16 are the bit patterns of
 // portable/float16.hpp.
-#if defined(TESSELLA_CPU_VECTOR_CONVERT_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_CONVERT_INL_HPP
-#undef TESSELLA_CPU_VECTOR_CONVERT_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_CONVERT_INL_HPP
-#endif
+#pragma once
 
 #include <type_traits>
 
@@ -203,5 +198,3 @@ void load_transposed(const T* const* from, int lanes, int columns, int64_t strid
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_CONVERT_INL_HPP

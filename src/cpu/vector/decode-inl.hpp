@@ -3,23 +3,17 @@
 // Keys are taken in runs at absolute multiples of kRunKeys: first the run's keys, then its values, each read once from
 // where they lie. Softmax is that of forward-inl.hpp with its lanes over keys: base 2, a lazy maximum of each row. The
 // results of splits are merged as the nodes of a binary tree, so they are the same for any pieces.
-#if defined(TESSELLA_CPU_VECTOR_DECODE_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_DECODE_INL_HPP
-#undef TESSELLA_CPU_VECTOR_DECODE_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_DECODE_INL_HPP
-#endif
+#pragma once
 
 #include <algorithm>
 #include <cstring>
 #include <optional>
-#include <type_traits>
 
 #include "core/cancel.hpp"
 #include "cpu/vector/decode_merge-inl.hpp"
+#include "cpu/vector/decode_products-inl.hpp"
 #include "cpu/vector/decode_rows-inl.hpp"
 #include "cpu/vector/decode_softmax-inl.hpp"
-#include "cpu/vector/decode_tiles-inl.hpp"
 #include "cpu/vector/decode_vector.hpp"
 #include "cpu/vector/pairs-inl.hpp"
 #include "cpu/vector/state-inl.hpp"
@@ -31,22 +25,19 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Query tile query_tile_idx of the head-th head.
-template <typename T, typename Real>
-void attend_query_tile(const Piece<T, Real>& of, int64_t head, int query_tile_idx, const Run& run,
-                       const void* const* keys, RowSums<Real> sums) {
+template <typename Real>
+void attend_query_tile(const Piece<Real>& of, int64_t head, int query_tile_idx, const Run& run, const void* const* keys,
+                       RowSums<Real> sums) {
   const DecodeScratch<Real>& scratch = of.scratch;
   const DecodeLayout& layout = scratch.layout;
   const QueryTileState<Real>& state = scratch.query_tiles[head * of.num_query_tiles + query_tile_idx];
   const int num_rows = state.query_tile.num_rows;
   const int ahead = query_tile_idx == 0 ? of.ahead : 0;
   const int64_t first_row = head * of.num_rows + query_tile_idx * kQueryTileRows;
-  with_whole<T>(run.has_whole_keys, [&](auto* element) HWY_ATTR {
-    using E = std::remove_cvref_t<decltype(*element)>;
-    multiply_keys<E>(keys, run.scores_begin(), run.scores_end(), ahead,
-                     core::bytes_of(of.p.k().dtype, of.p.head_dim_qk), scratch.q + first_row * layout.q_stride,
-                     layout.q_stride, num_rows, static_cast<int>(of.p.head_dim_qk), scratch.scores);
-  });
-  if (kIsScaled<T>) scale_scores(scratch.scores, num_rows, run.scores_begin(), run.scores_end(), scratch.key_scales);
+  of.products.multiply_keys(of, run, keys, ahead, first_row, num_rows);
+  if (of.products.is_scaled) {
+    scale_scores(scratch.scores, num_rows, run.scores_begin(), run.scores_end(), scratch.key_scales);
+  }
   if (!state.are_products) {
     through_tiles(state, scratch.scores, run.begin, run.first, run.end, scratch.tile,
                   [&](const QueryTile& query_tile, int lanes, Real* tile, int64_t key_begin, int num_keys) {
@@ -63,24 +54,16 @@ void attend_query_tile(const Piece<T, Real>& of, int64_t head, int query_tile_id
   if (of.p.features.has(core::Feature::dropout)) {
     through_tiles(state, scratch.scores, run.begin, run.first, run.end, scratch.tile, of.call.vector->dropout_chain);
   }
-  if (kIsScaled<T>) scale_probs(scratch.scores, num_rows, run.scores_begin(), run.scores_end(), scratch.value_scales);
-  for (int begin = run.first; begin < run.end;) {
-    const int end = std::min(run.end, (begin / kValueKeys + 1) * kValueKeys);
-    with_whole<T>(run.has_whole_values, [&](auto* element) HWY_ATTR {
-      using E = std::remove_cvref_t<decltype(*element)>;
-      multiply_values_of(
-          ValueKeys<E, Real>{scratch.values + begin, end - begin, ahead, {static_cast<int>(of.p.head_dim_v)}},
-          scratch.scores + begin, num_rows, rows.o, layout.o_stride,
-          [&] { hide_values(of, run, state.query_tile.kv_head, begin, end); });
-    });
-    begin = end;
+  if (of.products.is_scaled) {
+    scale_probs(scratch.scores, num_rows, run.scores_begin(), run.scores_end(), scratch.value_scales);
   }
+  of.products.multiply_values(of, run, state.query_tile.kv_head, ahead, num_rows, rows.o);
 }
 
 // Computes a run for all heads. next: the next one, if there is one. keys: which half of scratch.keys holds the rows of
 // this run's first head. Returns the half that holds those of the next run.
-template <typename T, typename Real>
-int attend_run(const Piece<T, Real>& of, Run run, const Run* next, int keys, RowSums<Real> sums) {
+template <typename Real>
+int attend_run(const Piece<Real>& of, Run run, const Run* next, int keys, RowSums<Real> sums) {
   const int64_t num_heads = of.piece.num_heads;
   for (int64_t head = 0; head < num_heads; ++head, keys = 1 - keys) {
     const int64_t kv_head = of.piece.kv_head + head;
@@ -94,11 +77,11 @@ int attend_run(const Piece<T, Real>& of, Run run, const Run* next, int keys, Row
       find_run(of, of.p.k(), behind, is_last ? 0 : head + 1, next_keys);
       std::copy_n(next_keys + behind.first, kMostAhead, of.scratch.values + run.end);
     }
-    if constexpr (kIsScaled<T>) {
+    if (of.products.is_scaled) {
       find_scales(of, of.p.tensors[core::Name::k_scale], run, kv_head, of.scratch.key_scales);
       find_scales(of, of.p.tensors[core::Name::v_scale], run, kv_head, of.scratch.value_scales);
-      run.has_whole_keys = !multiply_by_unit<T>(of.scratch.key_scales);
-      run.has_whole_values = !multiply_by_unit<T>(of.scratch.value_scales);
+      run.has_whole_keys = !of.products.multiply_by_unit(of.scratch.key_scales);
+      run.has_whole_values = !of.products.multiply_by_unit(of.scratch.value_scales);
     }
     uint64_t any[kRunWords];
     if (!any_of_rows(of, run, head, any)) continue;
@@ -109,8 +92,8 @@ int attend_run(const Piece<T, Real>& of, Run run, const Run* next, int keys, Row
 }
 
 // False: the call was cancelled meanwhile. The piece's result is in sums(0).
-template <typename T, typename Real>
-bool attend_piece(Piece<T, Real>& of, Stack<Real>& stack) {
+template <typename Real>
+bool attend_piece(Piece<Real>& of, Stack<Real>& stack) {
   const int64_t split_keys = of.call.split_keys;
   const int64_t end = of.piece.end_split * split_keys;
   uint64_t* words = of.scratch.words;
@@ -146,9 +129,8 @@ bool attend_piece(Piece<T, Real>& of, Stack<Real>& stack) {
   return true;
 }
 
-// Rows of q in the order in which keys of T are read.
-template <typename T, typename Real>
-void begin_rows(Piece<T, Real>& of) {
+template <typename Real>
+void begin_rows(Piece<Real>& of) {
   const DecodeScratch<Real>& scratch = of.scratch;
   of.num_query_tiles = static_cast<int>((of.num_rows + kQueryTileRows - 1) / kQueryTileRows);
   const int64_t row_bytes = core::bytes_of(of.p.k().dtype, std::max(of.p.head_dim_qk, of.p.head_dim_v));
@@ -162,19 +144,17 @@ void begin_rows(Piece<T, Real>& of) {
     const int64_t first = at % of.num_query_tiles * kQueryTileRows;
     const auto rows = static_cast<int>(std::min<int64_t>(of.num_rows - first, kQueryTileRows));
     begin_state(of.p, of.s, of.piece.kv_head + at / of.num_query_tiles, of.piece.row_begin + first, rows, state);
-    with_elements<Real>(of.p.dtype(), [&]<typename Q>(const Q*) HWY_ATTR {
-      for (int row = 0; row < rows; ++row, to += scratch.layout.q_stride) {
-        const std::byte* from =
-            of.p.q().row(of.s.batch_idx, of.s.row_q + state.query_tile.query[row], state.query_tile.head[row]);
-        load_query<T>(reinterpret_cast<const Q*>(from), static_cast<int>(of.p.head_dim_qk), to);
-      }
-    });
+    for (int row = 0; row < rows; ++row, to += scratch.layout.q_stride) {
+      const std::byte* from =
+          of.p.q().row(of.s.batch_idx, of.s.row_q + state.query_tile.query[row], state.query_tile.head[row]);
+      of.products.load_query(of.p.dtype(), from, static_cast<int>(of.p.head_dim_qk), to);
+    }
   }
 }
 
 // Results of all keys to out and lse.
-template <typename T, typename Real>
-void end_piece(const Piece<T, Real>& of, RowSums<Real> sums) {
+template <typename Real>
+void end_piece(const Piece<Real>& of, RowSums<Real> sums) {
   const int64_t o_stride = of.scratch.layout.o_stride;
   const int dim = static_cast<int>(of.p.head_dim_v);
   int64_t at = 0;
@@ -186,7 +166,7 @@ void end_piece(const Piece<T, Real>& of, RowSums<Real> sums) {
       state.offset[row] = sums.offset()[at];
       state.sum[row] = sums.sum()[at];
       Real* o = sums.o() + at * o_stride;
-      order_columns<T>(o, dim, of.scratch.row);
+      of.products.order_columns(o, dim, of.scratch.row);
       std::copy_n(of.scratch.row, o_stride, o);
     }
     end_query_tile(state, of_query_tile, o_stride);
@@ -194,8 +174,8 @@ void end_piece(const Piece<T, Real>& of, RowSums<Real> sums) {
 }
 
 // The last of a unit's pieces to end merges them all, in their order.
-template <typename T, typename Real>
-void end_unit(Piece<T, Real>& of, Stack<Real>& stack) {
+template <typename Real>
+void end_unit(Piece<Real>& of, Stack<Real>& stack) {
   const DecodePiece& piece = of.piece;
   if (piece.num_pieces == 1) return end_piece(of, of.scratch.sums(0));
   const int64_t reals = RowSums<Real>::reals(of.scratch.layout.rows, of.scratch.layout.o_stride);
@@ -226,14 +206,14 @@ void run_piece(const DecodeCall<Real>& call, const DecodePiece& piece, const Dec
   const int64_t num_rows = std::min(row_end, s.len_q * p.group()) - piece.row_begin;
   bool is_done = true;
   if (num_rows > 0) {
-    with_cached_elements<Real>(p.k().dtype, [&]<typename T>(const T*) HWY_ATTR {
-      Piece<T, Real> of{call,    p, s, piece, scratch, seen_keys(p, s, piece.row_begin, piece.row_begin + num_rows),
-                        num_rows};
-      begin_rows(of);
-      Stack<Real> stack{scratch, scratch.query_tiles[0].scale_log2, piece.num_heads * num_rows};
-      is_done = attend_piece(of, stack);
-      if (is_done) end_unit(of, stack);
-    });
+    const Products<Real>& products =
+        *with_cached_elements<Real>(p.k().dtype, []<typename T>(const T*) { return &kProducts<T, Real>; });
+    Piece<Real> of{
+        call, p, s, piece, scratch, products, seen_keys(p, s, piece.row_begin, piece.row_begin + num_rows), num_rows};
+    begin_rows(of);
+    Stack<Real> stack{scratch, scratch.query_tiles[0].scale_log2, piece.num_heads * num_rows};
+    is_done = attend_piece(of, stack);
+    if (is_done) end_unit(of, stack);
   }
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
   _mm256_zeroupper();  // as in forward-inl.hpp
@@ -250,5 +230,3 @@ inline constexpr DecodeKernel<Real> kDecodeKernel = {&run_piece<Real>};
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_DECODE_INL_HPP

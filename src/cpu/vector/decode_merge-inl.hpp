@@ -1,10 +1,5 @@
 // Results of different keys become one: the nodes of a binary tree over all splits, in the order of the keys.
-#if defined(TESSELLA_CPU_VECTOR_DECODE_MERGE_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_DECODE_MERGE_INL_HPP
-#undef TESSELLA_CPU_VECTOR_DECODE_MERGE_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_DECODE_MERGE_INL_HPP
-#endif
+#pragma once
 
 #include <algorithm>
 
@@ -103,5 +98,3 @@ struct Stack {
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_DECODE_MERGE_INL_HPP

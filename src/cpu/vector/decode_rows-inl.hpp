@@ -1,10 +1,5 @@
-// One piece at work, and where the rows and scales of its keys lie.
-#if defined(TESSELLA_CPU_VECTOR_DECODE_ROWS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_DECODE_ROWS_INL_HPP
-#undef TESSELLA_CPU_VECTOR_DECODE_ROWS_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_DECODE_ROWS_INL_HPP
-#endif
+// One piece at work, and where the rows and scales of its keys lie. Nothing here depends on the type of K and V.
+#pragma once
 
 #include <algorithm>
 #include <cstring>
@@ -21,14 +16,18 @@ namespace tessella::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// One piece at work; T: elements of K and V.
-template <typename T, typename Real>
+template <typename Real>
+struct Products;  // decode_products-inl.hpp
+
+// One piece at work.
+template <typename Real>
 struct Piece {
   const DecodeCall<Real>& call;
   const core::AttentionArguments& p;
   const core::Sequence& s;
   const DecodePiece& piece;
   const DecodeScratch<Real>& scratch;
+  const Products<Real>& products;
   SeenKeys seen;
   int64_t num_rows = 0;     // of each head
   int num_query_tiles = 0;  // likewise
@@ -56,8 +55,8 @@ inline Run run_of(const SeenKeys& seen, int64_t key, const uint64_t* words) {
 }
 
 // Finds what the element masks show of the run of `key`, to rows of all heads. False if they hide it from all.
-template <typename T, typename Real>
-bool find_words(const Piece<T, Real>& of, int64_t key, uint64_t* words) {
+template <typename Real>
+bool find_words(const Piece<Real>& of, int64_t key, uint64_t* words) {
   const Run run = run_of(of.seen, key, words);
   const int end = run.end;
   uint64_t any = 0;
@@ -80,8 +79,8 @@ bool find_words(const Piece<T, Real>& of, int64_t key, uint64_t* words) {
 }
 
 // Keys that the element masks show to some row of the head-th head.
-template <typename T, typename Real>
-bool any_of_rows(const Piece<T, Real>& of, const Run& run, int64_t head, uint64_t (&any)[kRunWords]) {
+template <typename Real>
+bool any_of_rows(const Piece<Real>& of, const Run& run, int64_t head, uint64_t (&any)[kRunWords]) {
   std::fill_n(any, kRunWords, run.words == nullptr ? ~uint64_t{0} : 0);
   const int64_t first = head * of.num_rows;
   for (int64_t row = first; run.words != nullptr && row < first + of.num_rows; ++row) {
@@ -104,8 +103,8 @@ inline void find_rows(const core::AttentionArguments& p, const core::Operand& t,
 
 // Finds the addresses of a run's rows, of the head-th head. Keys that no row sees get the address of zeros; their
 // memory is never read.
-template <typename T, typename Real>
-void find_run(const Piece<T, Real>& of, const core::Operand& t, const Run& run, int64_t head, const void** rows) {
+template <typename Real>
+void find_run(const Piece<Real>& of, const core::Operand& t, const Run& run, int64_t head, const void** rows) {
   const SeenKeys& seen = of.seen;
   std::fill(rows + run.scores_begin(), rows + run.scores_end() + kMostAhead, of.scratch.zeros);
   const auto find = [&](int64_t begin, int64_t end) {
@@ -124,8 +123,8 @@ void find_run(const Piece<T, Real>& of, const core::Operand& t, const Run& run, 
 }
 
 // Loads the scales of keys [first, end) of a run; zeros for keys that no row sees.
-template <typename T, typename Real>
-void find_scales(const Piece<T, Real>& of, const core::Operand& t, const Run& run, int64_t kv_head, Real* scales) {
+template <typename Real>
+void find_scales(const Piece<Real>& of, const core::Operand& t, const Run& run, int64_t kv_head, Real* scales) {
   const core::AttentionArguments& p = of.p;
   const auto load = [](const std::byte* from) {
     float scale;
@@ -157,41 +156,6 @@ void find_scales(const Piece<T, Real>& of, const core::Operand& t, const Run& ru
   find(std::max(of.seen.begin, of.seen.keep_end), of.seen.end);
 }
 
-// Puts a run's scales in kUnit. Not where one is so large that what it multiplies might become infinite, as
-// probabilities of 2^8 might: false.
-template <typename T, typename Real>
-bool multiply_by_unit(Real* scales) {
-  if constexpr (kUnit<T> == 1) return true;
-  const Tag<Real> d;
-  Vec<Real> largest = hn::Zero(d);  // beside NaN
-  for (int key = 0; key < kRunKeys; key += kLanes<Real>) {
-    largest = hn::Max(hn::Abs(hn::Load(d, scales + key)), largest);
-  }
-  if (!hn::AllTrue(d, hn::Lt(largest, hn::Set(d, Real{0x1p100f})))) return false;
-  const Vec<Real> unit = hn::Set(d, Real{kUnit<T>});
-  for (int key = 0; key < kRunKeys; key += kLanes<Real>) {
-    hn::Store(hn::Mul(hn::Load(d, scales + key), unit), d, scales + key);
-  }
-  return true;
-}
-
-// 0 * NaN is NaN: values that no query may see must not meet even a zero probability.
-template <typename T, typename Real>
-void hide_values(const Piece<T, Real>& of, const Run& run, int64_t kv_head, int begin, int end) {
-  const int dim = static_cast<int>(of.p.head_dim_v);
-  for (int key = begin; key < end; ++key) {
-    const T* row = static_cast<const T*>(of.scratch.values[key]);
-    bool finite = true;
-    if constexpr (!kIsInteger<T>) {
-      for (int i = 0; i < dim; ++i) finite = finite && to_real<Real>(row[i]) * 0 == 0;
-    }
-    if (finite || core::seen_by_any_query(of.p, of.s, kv_head, run.begin + key)) continue;
-    of.scratch.values[key] = of.scratch.zeros;
-  }
-}
-
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_DECODE_ROWS_INL_HPP

@@ -1,10 +1,5 @@
 // The scores [row][key] of a run between the two products: scales, masks and softmax.
-#if defined(TESSELLA_CPU_VECTOR_DECODE_SOFTMAX_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_DECODE_SOFTMAX_INL_HPP
-#undef TESSELLA_CPU_VECTOR_DECODE_SOFTMAX_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_DECODE_SOFTMAX_INL_HPP
-#endif
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -217,5 +212,3 @@ bool soften(const QueryTileState<Real>& state, const SoftmaxRows<Real>& rows, Re
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_DECODE_SOFTMAX_INL_HPP

@@ -6,12 +6,7 @@
 //   value_tile  O[row]      += sum over keys of P[row][key] V[key]
 //
 // What becomes of a row does not depend on the tile that it is in: each tile sums columns and keys in the same order.
-#if defined(TESSELLA_CPU_VECTOR_DECODE_TILES_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_DECODE_TILES_INL_HPP
-#undef TESSELLA_CPU_VECTOR_DECODE_TILES_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_DECODE_TILES_INL_HPP
-#endif
+#pragma once
 
 #include <cstring>
 
@@ -262,5 +257,3 @@ void multiply_values_of(ValueKeys<T, Real> of, const Real* probs, int num_rows, 
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_DECODE_TILES_INL_HPP

@@ -1,21 +1,9 @@
-// Compiles decode-inl.hpp once per instruction set and hands the kernels out by name; drives pieces over threads.
+// Drives pieces over threads, and hands the kernels out by instruction set.
 #include "cpu/vector/decode_vector.hpp"
 
 #include <algorithm>
 #include <bit>
 #include <new>
-
-#undef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS (HWY_AVX3_DL | HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
-
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "cpu/vector/decode_vector.cpp"
-#include "hwy/foreach_target.h"  // must come before all that includes highway.h
-
-#include "cpu/vector/decode-inl.hpp"
-#include "hwy/highway.h"
-
-#if HWY_ONCE
 
 #include "core/message.hpp"
 #include "cpu/cpu_features.hpp"
@@ -130,29 +118,13 @@ void run_decode(InstructionSet set, const core::AttentionArguments& arguments, c
 
 template <typename Real>
 const DecodeKernel<Real>& decode_kernel(InstructionSet set) {
-  static constexpr DecodeKernel<Real> kNone;
   switch (set) {
-    case InstructionSet::avx512:
-#if HWY_TARGETS & HWY_AVX3
-      return N_AVX3::kDecodeKernel<Real>;
-#else
-      return kNone;
-#endif
-    case InstructionSet::avx2:
-#if HWY_TARGETS & HWY_AVX2
-      return N_AVX2::kDecodeKernel<Real>;
-#else
-      return kNone;
-#endif
-    case InstructionSet::sse4:
-#if HWY_TARGETS & HWY_SSE4
-      return N_SSE4::kDecodeKernel<Real>;
-#else
-      return kNone;
-#endif
-    case InstructionSet::baseline: return HWY_STATIC_DISPATCH(kDecodeKernel<Real>);
+    case InstructionSet::avx512: return decode_avx512<Real>();
+    case InstructionSet::avx2: return decode_avx2<Real>();
+    case InstructionSet::sse4: return decode_sse4<Real>();
+    case InstructionSet::baseline: break;
   }
-  return kNone;
+  return decode_baseline<Real>();
 }
 
 #define TESSELLA_INSTANTIATE(Real)                                                                                     \
@@ -165,5 +137,3 @@ TESSELLA_INSTANTIATE(double);
 #undef TESSELLA_INSTANTIATE
 
 }  // namespace tessella::cpu
-
-#endif  // HWY_ONCE

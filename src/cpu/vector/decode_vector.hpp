@@ -91,6 +91,15 @@ struct DecodeKernel {
 // Null where the build does not have the instruction set.
 template <typename Real>
 const DecodeKernel<Real>& decode_kernel(InstructionSet set);
+// The same of each set, from a source of its own: kernel.cpp.in.
+template <typename Real>
+const DecodeKernel<Real>& decode_avx512();
+template <typename Real>
+const DecodeKernel<Real>& decode_avx2();
+template <typename Real>
+const DecodeKernel<Real>& decode_sse4();
+template <typename Real>
+const DecodeKernel<Real>& decode_baseline();
 
 // "" or why another kernel is for calls of this shape.
 std::string decode_ineligible(const core::AttentionShape& shape);

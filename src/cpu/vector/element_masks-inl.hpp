@@ -1,12 +1,7 @@
 // What the element masks (document, dense, draft, block map) show, as words: bit n of a row's word is key n of 64.
 // Bytes and ids are read along a row, where they lie together, and rows that read the same share their words.
 // Transposed masks are read by columns.
-#if defined(TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP
-#undef TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP
-#endif
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -329,5 +324,3 @@ void apply_element_masks(const QueryTile& query_tile, int lanes, Real* scores, i
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_ELEMENT_MASKS_INL_HPP

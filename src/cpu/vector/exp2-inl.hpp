@@ -3,12 +3,7 @@
 //
 // The coefficients are in exp2.hpp. 2^-inf is 0, NaN stays NaN, results below the normal range may flush to 0. Without
 // AVX-512 x must be below 128 in float, below 1024 in double.
-#if defined(TESSELLA_CPU_VECTOR_EXP2_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_EXP2_INL_HPP
-#undef TESSELLA_CPU_VECTOR_EXP2_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_EXP2_INL_HPP
-#endif
+#pragma once
 
 #include <cstddef>
 #include <limits>
@@ -89,5 +84,3 @@ HWY_INLINE V exp2(V x) {
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_EXP2_INL_HPP

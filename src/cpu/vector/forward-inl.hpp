@@ -6,12 +6,7 @@
 // rescaling is exact and rare. One FMA scales a score to base 2 and subtracts m: if the scaled score were
 // rounded first, a score of 100 would err by 2^-17. Without FMA, or if m is too large for an exact integer, m is the
 // score itself and is subtracted before scaling.
-#if defined(TESSELLA_CPU_VECTOR_FORWARD_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_FORWARD_INL_HPP
-#undef TESSELLA_CPU_VECTOR_FORWARD_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_FORWARD_INL_HPP
-#endif
+#pragma once
 
 #include <cmath>
 #include <cstring>
@@ -281,5 +276,3 @@ inline constexpr VectorKernel<Real> kVectorKernel = {&run_work_tile<Real>, &clas
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_FORWARD_INL_HPP

@@ -1,5 +1,4 @@
-// Compiles forward-inl.hpp and merge-inl.hpp once per instruction set and hands the kernels out by name; drives work
-// tiles over threads.
+// Drives work tiles over threads, and hands the kernels out by instruction set.
 //
 // Highway 1.0.3 knows no plain SSE2: the x86 baseline is one lane wide and only there so that every machine runs.
 #include "cpu/vector/forward_vector.hpp"
@@ -8,20 +7,9 @@
 #include <cmath>
 #include <limits>
 
-#undef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS (HWY_AVX3_DL | HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
-
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "cpu/vector/forward_vector.cpp"
-#include "hwy/foreach_target.h"  // must come before all that includes highway.h
-
-#include "cpu/vector/forward-inl.hpp"
-#include "hwy/highway.h"
-
-#if HWY_ONCE
-
 #include "cpu/memory.hpp"
 #include "cpu/parallel.hpp"
+#include "hwy/targets.h"
 
 namespace tessella::cpu {
 namespace {
@@ -122,29 +110,13 @@ void end_rows(const QueryTileState<Real>& state, RowEnds<Real>& ends) {
 
 template <typename Real>
 const VectorKernel<Real>& vector_kernel(InstructionSet set) {
-  static constexpr VectorKernel<Real> kNone;
   switch (set) {
-    case InstructionSet::avx512:
-#if HWY_TARGETS & HWY_AVX3
-      return N_AVX3::kVectorKernel<Real>;
-#else
-      return kNone;
-#endif
-    case InstructionSet::avx2:
-#if HWY_TARGETS & HWY_AVX2
-      return N_AVX2::kVectorKernel<Real>;
-#else
-      return kNone;
-#endif
-    case InstructionSet::sse4:
-#if HWY_TARGETS & HWY_SSE4
-      return N_SSE4::kVectorKernel<Real>;
-#else
-      return kNone;
-#endif
-    case InstructionSet::baseline: return HWY_STATIC_DISPATCH(kVectorKernel<Real>);
+    case InstructionSet::avx512: return forward_avx512<Real>();
+    case InstructionSet::avx2: return forward_avx2<Real>();
+    case InstructionSet::sse4: return forward_sse4<Real>();
+    case InstructionSet::baseline: break;
   }
-  return kNone;
+  return forward_baseline<Real>();
 }
 
 std::string vector_unavailable(InstructionSet set) {
@@ -171,5 +143,3 @@ TESSELLA_INSTANTIATE(double);
 #undef TESSELLA_INSTANTIATE
 
 }  // namespace tessella::cpu
-
-#endif  // HWY_ONCE

@@ -71,6 +71,15 @@ enum class InstructionSet { avx512, avx2, sse4, baseline };
 // Functions are null where the build does not have the instruction set. Says nothing about this machine.
 template <typename Real>
 const VectorKernel<Real>& vector_kernel(InstructionSet set);
+// The same of each set, from a source of its own: kernel.cpp.in.
+template <typename Real>
+const VectorKernel<Real>& forward_avx512();
+template <typename Real>
+const VectorKernel<Real>& forward_avx2();
+template <typename Real>
+const VectorKernel<Real>& forward_sse4();
+template <typename Real>
+const VectorKernel<Real>& forward_baseline();
 
 // "" or why this machine or build cannot run it.
 std::string vector_unavailable(InstructionSet set);

@@ -1,12 +1,7 @@
 // Rows of merge in vectors: weights of all states first, then columns, each state's row read once.
 //
 // Nothing crosses rows, so a row's bits do not depend on threads or on the rows beside it.
-#if defined(TESSELLA_CPU_VECTOR_MERGE_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_MERGE_INL_HPP
-#undef TESSELLA_CPU_VECTOR_MERGE_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_MERGE_INL_HPP
-#endif
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -120,5 +115,3 @@ void merge_rows(const core::MergeArguments& a, int64_t begin, int64_t end, const
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_MERGE_INL_HPP

@@ -5,12 +5,7 @@
 // block is padded with zeros. Nothing is read past a row.
 //
 // Elements of 8 and 4 bits are read without their scales.
-#if defined(TESSELLA_CPU_VECTOR_PAIRS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_PAIRS_INL_HPP
-#undef TESSELLA_CPU_VECTOR_PAIRS_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_PAIRS_INL_HPP
-#endif
+#pragma once
 
 #include <cstring>
 #include <type_traits>
@@ -234,5 +229,3 @@ void order_columns(const Real* from, int dim, Real* to) {
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_PAIRS_INL_HPP

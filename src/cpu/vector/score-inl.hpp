@@ -1,11 +1,6 @@
 // A tile of scores [key][row] between the two products, besides softmax: the score chain (scale, softcap, bias, ALiBi,
 // masks), the band, and dropout. Every lane is one row.
-#if defined(TESSELLA_CPU_VECTOR_SCORE_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_SCORE_INL_HPP
-#undef TESSELLA_CPU_VECTOR_SCORE_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_SCORE_INL_HPP
-#endif
+#pragma once
 
 #include <cstdint>
 #include <limits>
@@ -229,5 +224,3 @@ void dropout_chain(const QueryTile& query_tile, int lanes, Real* probs, int64_t 
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_SCORE_INL_HPP

@@ -1,10 +1,5 @@
 // Softmax state of a query tile: how it begins, and how its rows end and are stored.
-#if defined(TESSELLA_CPU_VECTOR_STATE_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_STATE_INL_HPP
-#undef TESSELLA_CPU_VECTOR_STATE_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_STATE_INL_HPP
-#endif
+#pragma once
 
 #include <cstring>
 #include <limits>
@@ -72,5 +67,3 @@ void end_query_tile(const QueryTileState<Real>& state, const Real* o, int64_t o_
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_STATE_INL_HPP

@@ -6,12 +6,7 @@
 // Tiles fill the register file: 24 accumulators of 32 registers or 12 of 16, so that the two fused multiply-adds a
 // cycle do not wait for latency. On AVX-512 every load beside them costs, even where two a cycle would do: the nearer a
 // tile is to a square of vectors and broadcasts, the better (docs/lab/cpu.md).
-#if defined(TESSELLA_CPU_VECTOR_TILES_INL_HPP) == defined(HWY_TARGET_TOGGLE)
-#ifdef TESSELLA_CPU_VECTOR_TILES_INL_HPP
-#undef TESSELLA_CPU_VECTOR_TILES_INL_HPP
-#else
-#define TESSELLA_CPU_VECTOR_TILES_INL_HPP
-#endif
+#pragma once
 
 #include "cpu/vector/exp2-inl.hpp"
 #include "hwy/highway.h"
@@ -186,5 +181,3 @@ void multiply_rows(Weights<Real> weights, int num_rows, int num_keys, const Real
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu
 HWY_AFTER_NAMESPACE();
-
-#endif  // TESSELLA_CPU_VECTOR_TILES_INL_HPP
