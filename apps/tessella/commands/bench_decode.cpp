@@ -187,10 +187,8 @@ Json describe(const DecodeCase& c, const DecodeConfiguration& configuration, con
           {"check", result.check.passed ? "ok" : "FAILED"}};
 }
 
-template <double kUnit>
-std::string rate_string(const Json& rate) {
-  return fmt::format("{:.3g}", rate.number() / kUnit);
-}
+std::string giga_string(const Json& value) { return fmt::format("{:.3g}", value.number() / 1e9); }
+std::string tera_string(const Json& value) { return fmt::format("{:.3g}", value.number() / 1e12); }
 
 Table make_table(bool on_gpu) {
   const auto microseconds = [](const Json& value) { return fmt::format("{:.1f}", value.number() * 1e6); };
@@ -214,7 +212,7 @@ Table make_table(bool on_gpu) {
        {"min_seconds", "", {}},
        {"max_seconds", "", {}},
        {"spread", "spread", percent},
-       {"bytes_per_second", on_gpu ? "TB/s" : "GB/s", on_gpu ? rate_string<1e12> : rate_string<1e9>},
+       {"bytes_per_second", on_gpu ? "TB/s" : "GB/s", on_gpu ? tera_string : giga_string},
        {"read_seconds", "read us", microseconds},
        {"read_ratio", "of read", percent},
        {"max_error", "", {}},

@@ -101,8 +101,8 @@ Command::~Command() = default;
 
 Command& Command::add_command(std::string_view name, std::string_view summary) {
   const std::shared_ptr<CLI::App>& app = parser_->app;
-  auto parser = std::make_unique<Parser>(
-      std::shared_ptr<CLI::App>(app, app->add_subcommand(std::string(name), std::string(summary))));
+  std::unique_ptr<Parser> parser(
+      new Parser{std::shared_ptr<CLI::App>(app, app->add_subcommand(std::string(name), std::string(summary)))});
   parser_->commands.emplace_back(new Command(std::move(parser)));
   return *parser_->commands.back();
 }
