@@ -8,6 +8,7 @@ scripts/require_packages.sh cmake ninja-build g++ pkg-config libhwy-dev libtbb-d
   nlohmann-json3-dev libzip-dev libgtest-dev python3
 
 echo "== Building build/try with its tests (a few minutes)" >&2
-cmake -S . -B build/try -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSELLA_BUILD_TESTS=ON
+cmake -S . -B build/try -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSELLA_BUILD_TESTS=ON \
+  -DTESSELLA_EMBED_KERNELS=AUTO
 cmake --build build/try
 ctest --test-dir build/try --output-on-failure --parallel "$(nproc)" --label-exclude long "$@"

@@ -22,7 +22,8 @@ KernelStrings make_strings(const core::Kernel& kernel) {
                         .features = {},
                         .unavailable = kernel.unavailable == nullptr ? "" : kernel.unavailable({kernel.device, 0})};
   const auto append = [](std::string& list, const char* word) {
-    list += (list.empty() ? "" : " ") + std::string(word);
+    if (!list.empty()) list += ' ';
+    list += word;
   };
   for (int32_t value = 1; value <= static_cast<int32_t>(core::kLastDType); ++value) {
     const auto dtype = static_cast<core::DType>(value);

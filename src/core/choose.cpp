@@ -18,7 +18,9 @@ namespace {
 std::string names(Features features) {
   std::string string;
   for (const FeatureName& entry : kFeatureNames) {
-    if (features.has(entry.feature)) string += (string.empty() ? "" : " ") + std::string(entry.name);
+    if (!features.has(entry.feature)) continue;
+    if (!string.empty()) string += ' ';
+    string += entry.name;
   }
   return string.empty() ? "none" : string;
 }

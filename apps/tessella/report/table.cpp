@@ -65,9 +65,11 @@ std::string table_csv(const Table& table) {
   for (const Json& row : table.rows) {
     std::string line;
     for (const Column& column : table.columns) {
-      line += (&column == table.columns.data() ? "" : ",") + csv_cell(row[column.key]);
+      if (&column != table.columns.data()) line += ',';
+      line += csv_cell(row[column.key]);
     }
-    string += "\n" + line;
+    string += '\n';
+    string += line;
   }
   return string + "\n";
 }
@@ -80,7 +82,7 @@ std::string table_markdown(const Table& table) {
   for (const Column& column : columns) string += column.left ? "---|" : "--:|";
   for (const Json& row : table.rows) {
     string += "\n|";
-    for (const Column& column : columns) string += " " + cell_string(column, row) + " |";
+    for (const Column& column : columns) string += fmt::format(" {} |", cell_string(column, row));
   }
   return string + "\n";
 }
