@@ -1,1 +1,1 @@
-// The target of the precompiled header that suites share wants a source.
+// A target needs a source; this one has nothing but the precompiled header that suites share.

@@ -37,6 +37,7 @@ class Files(CliTest):
         size = len(self.q)
         header = {n: entry(i * size, (i + 1) * size) for i, n in enumerate("qkv")}
         header |= {f"layers.{i}.weight": entry(3 * size, 3 * size, (0,)) for i in range(100_000)}
+        header["__metadata__"] = {f"key{i}": "x" for i in range(100_000)}
         file = self.write("many.safetensors", safetensors(header, self.q + self.k + self.v))
         done = self.run_limited("attend", file, "--out", self.folder / "out.npy")
         self.assertEqual(done.returncode, 0, done.stderr)

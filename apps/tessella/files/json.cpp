@@ -50,7 +50,16 @@ const char* Json::type_name() const {
   return "number";
 }
 
-double Json::number() const { return kind_ == Kind::integer ? static_cast<double>(integer_) : number_; }
+double Json::number() const {
+  return kind_ == Kind::integer   ? static_cast<double>(integer_)
+         : kind_ == Kind::natural ? static_cast<double>(natural())
+                                  : number_;
+}
+
+void Json::append(std::string key, Json value) {
+  keys_.push_back(std::move(key));
+  values_.push_back(std::move(value));
+}
 
 Json& Json::operator[](std::string_view key) {
   if (kind_ == Kind::null) kind_ = Kind::object;
@@ -62,8 +71,8 @@ Json& Json::operator[](std::string_view key) {
 
 const Json& Json::operator[](std::string_view key) const {
   static const Json kNull;
-  const auto found = std::ranges::find(keys_, key);
-  return found == keys_.end() ? kNull : values_[static_cast<size_t>(found - keys_.begin())];
+  const auto found = std::find(keys_.rbegin(), keys_.rend(), key);
+  return found == keys_.rend() ? kNull : values_[static_cast<size_t>(keys_.rend() - found) - 1];
 }
 
 bool Json::has(std::string_view key) const { return std::ranges::find(keys_, key) != keys_.end(); }

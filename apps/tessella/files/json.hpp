@@ -56,6 +56,9 @@ class Json {
   Json& operator[](std::string_view key);
   const Json& operator[](std::string_view key) const;
   const std::vector<std::string>& keys() const { return keys_; }
+  // Without a search for the key: of a key that is there twice, the const operator[] and the output have the last
+  // value.
+  void append(std::string key, Json value);
 
   bool has(std::string_view key) const;
 

@@ -54,10 +54,10 @@ class Reader : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool close() {
-    const Json value = std::move(open_.back());
+    Json value = std::move(open_.back());
     open_.pop_back();
     keys_.pop_back();
-    return open_.empty() || add(value);
+    return open_.empty() || add(std::move(value));
   }
 
   // A value that has ended, to the innermost one that has not.
@@ -66,7 +66,7 @@ class Reader : public nlohmann::json_sax<nlohmann::json> {
     if (open_.size() == 1) {
       take_(keys_.back(), value);
     } else if (open_.back().is_object()) {
-      open_.back()[keys_.back()] = std::move(value);
+      open_.back().append(std::move(keys_.back()), std::move(value));
     } else {
       open_.back().append(std::move(value));
     }

@@ -44,7 +44,7 @@ class Command {
   bool is_given(std::string_view option) const;
   std::vector<std::string> given() const;
 
-  // Throws InputError where options do not go together; asked first where the command is chosen.
+  // Throws InputError where options do not go together; called before the command runs.
   void set_condition(std::function<void()> condition);
   // What the command does; returns the exit code.
   void set_run(std::function<int()> run);

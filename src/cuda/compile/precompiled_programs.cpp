@@ -16,7 +16,7 @@ namespace tessella::cuda {
 
 std::vector<PrecompiledProgram> precompiled_programs(Precompiled which) {
   std::vector<PrecompiledProgram> programs;
-  const auto add_common = [&](const char* kernel, const Recipe& recipe, Target target) {
+  const auto add_always = [&](const char* kernel, const Recipe& recipe, Target target) {
     std::vector<Step> steps = recipe.steps;
     steps.insert(steps.end(), recipe.schedule.begin(), recipe.schedule.end());
     for (const Step& step : steps) {
@@ -29,13 +29,13 @@ std::vector<PrecompiledProgram> precompiled_programs(Precompiled which) {
       }
     }
   };
-  const auto add = [&](const char* kernel, const Recipe& recipe, Target target) {
-    if (which == Precompiled::all) add_common(kernel, recipe, target);
+  const auto add_for_releases = [&](const char* kernel, const Recipe& recipe, Target target) {
+    if (which == Precompiled::all) add_always(kernel, recipe, target);
   };
   const auto add_everywhere = [&](const char* kernel, const Recipe& recipe) {
-    add(kernel, recipe, {.arch = 80});
-    add(kernel, recipe, {.arch = 90});
-    add(kernel, recipe, {.arch = 80, .ptx = true});
+    add_for_releases(kernel, recipe, {.arch = 80});
+    add_for_releases(kernel, recipe, {.arch = 90});
+    add_for_releases(kernel, recipe, {.arch = 80, .ptx = true});
   };
   const DeviceInfo ampere = typical_device(80), hopper = typical_device(90);
   // Calls of models without masks of their own: aligned, with no feature, or with those read at run time.
@@ -46,30 +46,30 @@ std::vector<PrecompiledProgram> precompiled_programs(Precompiled which) {
       for (const core::Name name : {core::Name::q, core::Name::k, core::Name::v, core::Name::out}) {
         plain.operands[name] = {dtype, 16};
       }
-      add("cuda.forward_sm80", forward_sm80_recipe(plain, ampere), {.arch = 80});
-      add("cuda.forward_sm80", forward_sm80_recipe(plain, hopper), {.arch = 90});
+      add_for_releases("cuda.forward_sm80", forward_sm80_recipe(plain, ampere), {.arch = 80});
+      add_for_releases("cuda.forward_sm80", forward_sm80_recipe(plain, hopper), {.arch = 90});
       // For what comes after Hopper.
-      add("cuda.forward_sm80", forward_sm80_recipe(plain, hopper), {.arch = 80, .ptx = true});
+      add_for_releases("cuda.forward_sm80", forward_sm80_recipe(plain, hopper), {.arch = 80, .ptx = true});
       core::AttentionShape backward = plain;
       backward.operation = core::Operation::backward;
       for (const core::Name name : {core::Name::d_out, core::Name::dq, core::Name::dk, core::Name::dv}) {
         backward.operands[name] = {dtype, 16};
       }
-      add("cuda.backward_sm80", backward_sm80_recipe(backward, ampere), {.arch = 80});
-      add_common("cuda.backward_sm90", backward_sm90_recipe(backward, hopper), {.arch = 90});
+      add_for_releases("cuda.backward_sm80", backward_sm80_recipe(backward, ampere), {.arch = 80});
+      add_always("cuda.backward_sm90", backward_sm90_recipe(backward, hopper), {.arch = 90});
       // A token at a time, up to 8 heads on one.
       plain.seqlen_q = 1;
       plain.seqlen_kv = 8192;
       plain.features = core::Feature::schedule;
       const Recipe before = decode_recipe(plain, ampere), decode = decode_recipe(plain, hopper);
-      add("cuda.decode", before, {.arch = 80});
-      add_common("cuda.decode", decode, {.arch = 90});
-      add("cuda.decode", decode, {.arch = 80, .ptx = true});  // for what comes after Hopper
+      add_for_releases("cuda.decode", before, {.arch = 80});
+      add_always("cuda.decode", decode, {.arch = 90});
+      add_for_releases("cuda.decode", decode, {.arch = 80, .ptx = true});  // for what comes after Hopper
       plain.features = {};
       plain.seqlen_q = 8192;
       for (const int64_t seqlen_kv : {1024, 8192}) {
         plain.seqlen_kv = seqlen_kv;
-        add_common("cuda.forward_sm90", forward_sm90_recipe(plain, hopper), {.arch = 90});
+        add_always("cuda.forward_sm90", forward_sm90_recipe(plain, hopper), {.arch = 90});
       }
     }
     core::MergeShape merge{.num_states = 2, .states = {dtype, 16}, .out = {dtype, 16}, .head_dim = 128};

@@ -1,0 +1,40 @@
+// A case or two of each kernel that no other quick suite has: its long suite is not run with every change.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "cases/backward_features.hpp"
+#include "cuda/backward_sm90/recipe.hpp"
+#include "cuda/ladder/recipe.hpp"
+#include "emulated_case.hpp"
+
+namespace tessella::tests {
+namespace {
+
+TEST(EmulatedQuickOthers, ForwardSm80) {
+  for (const int window_right : {-1, 0}) {
+    Case c = base(32, 32);
+    c.window_right = window_right;
+    c.seqlens_kv = true;
+    EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+  }
+}
+
+void expect_right_gradients(const std::string& sizes,
+                            cuda::Recipe (*recipe_of)(const core::Shape&, const cuda::DeviceInfo&)) {
+  const Case c = with_feature("dtype=bf16 heads_q=2 heads_kv=1 seqlen_q=150 seed=1 " + sizes, "window_right=0 sink=1");
+  BackwardCall call(c);
+  ASSERT_EQ(run_backward(call, recipe_of, c.max_seqlen, 1), "") << to_string(c);
+  EXPECT_EQ(call.check(), "") << "--case \"" << to_string(c) << "\"";
+}
+
+TEST(EmulatedQuickOthers, BackwardSm90) {
+  expect_right_gradients("seqlen_kv=500 head_dim_qk=64 head_dim_v=64", cuda::backward_sm90_recipe);
+}
+
+TEST(EmulatedQuickOthers, StandardBackward) {
+  expect_right_gradients("seqlen_kv=150 head_dim_qk=32 head_dim_v=32", cuda::standard_backward_recipe);
+}
+
+}  // namespace
+}  // namespace tessella::tests
