@@ -2,7 +2,7 @@
 # `ctest -L long`: the same at many sizes and spreads; ./test.sh leaves it out, and .ci/run takes a share (.ci/steps.sh).
 # ctest reads this file in each folder behind the lists of tests, TARGET_TESTS, that gtest_discover_tests() makes.
 
-# label(LABEL TARGET [REGEX]): of its tests, or those whose names behind the target match.
+# label(LABEL TARGET [REGEX]): of its tests, or those whose names behind the target match. ctest adds a second label.
 function(label name target)
   if(NOT DEFINED ${target}_TESTS) # of another folder, or not built
     return()
@@ -12,12 +12,6 @@ function(label name target)
   if(NOT tests)
     message(FATAL_ERROR "tests/labels.cmake: no test of ${target} is ${ARGN}")
   endif()
-  foreach(test IN LISTS tests)
-    if(test IN_LIST labelled)
-      message(FATAL_ERROR "tests/labels.cmake: ${test} has a label")
-    endif()
-  endforeach()
-  set(labelled ${labelled} ${tests} PARENT_SCOPE)
   set_tests_properties(${tests} PROPERTIES LABELS ${name})
 endfunction()
 macro(quick)
@@ -26,7 +20,6 @@ endmacro()
 macro(long)
   label(long ${ARGN})
 endmacro()
-set(labelled)
 
 # Parts by hand.
 foreach(part band cancelled_work cases check compare cubin cubin_store driver_types dropout embedded fields float16
