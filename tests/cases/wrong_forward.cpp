@@ -30,21 +30,35 @@ struct Floats {
   }
 };
 
+// The last place of one.
+double unit(tessella_dtype dtype) {
+  switch (dtype) {
+    case TESSELLA_BF16: return 0x1p-7;
+    case TESSELLA_F16: return 0x1p-10;
+    case TESSELLA_F64: return 0x1p-52;
+    default: return 0x1p-23;
+  }
+}
+
 class WrongForward {
  public:
   WrongForward(BackwardCall& call, const Case& c) : c_(c), args_(call.forward().args()), options_(call.options()) {
     options_.kernel = "reference.attention";
   }
 
-  // Moves out and LSE by a unit in their last place, to either side in turn: as a right forward may have rounded them.
+  // Moves out and LSE to either side in turn, as far as a right forward may have rounded them: whatever out's dtype, P
+  // met V in the inputs' dtype.
   void round_otherwise() const {
-    const double of_out = args_.out->dtype == TESSELLA_BF16  ? 0x1p-8
-                          : args_.out->dtype == TESSELLA_F16 ? 0x1p-11
-                                                             : 0x1p-23;
-    for (const auto& [tensor, unit] : {std::pair{*args_.out, of_out}, {*args_.lse, 0x1p-23}}) {
-      double sign = 1;
-      for_each_element(tensor, [&](int64_t at) { set(tensor, at, get(tensor, at) * (1 + (sign = -sign) * unit)); });
-    }
+    const double smallest = args_.q->dtype == TESSELLA_F16 ? 0x1p-24 : 0;
+    double sign = 1;
+    const auto move = [&](const tessella_tensor& tensor, double unit, double least) {
+      for_each_element(tensor, [&](int64_t at) {
+        const double value = get(tensor, at);
+        set(tensor, at, value + (sign = -sign) * (unit * std::abs(value) + least));
+      });
+    };
+    move(*args_.out, unit(args_.q->dtype), smallest);
+    move(*args_.lse, unit(TESSELLA_F32), 0);
   }
   // Writes the out and LSE that the backward is given. False if the case has not what would be wrong.
   bool write(std::string_view what) {
@@ -137,6 +151,12 @@ Gradients exact(const BackwardCall& rounded, Case c) {
   return run(call, c);
 }
 
+double largest(const std::vector<double>& values) {
+  double most = 0;
+  for (const double value : values) most = std::max(most, std::abs(value));
+  return most;
+}
+
 double distance(const std::vector<double>& a, const std::vector<double>& b) {
   double most = 0;
   for (size_t n = 0; n < a.size(); ++n) most = std::max(most, std::abs(a[n] - b[n]));
@@ -155,11 +175,14 @@ Catch run_wrong_forward(const Case& c, std::string_view what) {
   const Gradients wrong = run(call, c);
   if (!call.check().empty()) return {Caught::yes, ""};
   const Gradients in_f64 = exact(call, c);
-  // What rounding costs: the distance of the right gradients from those in f64.
-  constexpr double kMoreThanRounding = 4, kUnderflow = 0x1p-96;
+  // What rounding costs: the distance of the right gradients from those in f64, and half a unit of the inputs' dtype,
+  // to which another kernel rounds P and dS.
+  constexpr double kMoreThanRounding = 16, kUnderflow = 0x1p-96;
+  const double of_operands = unit(call.args().forward->q->dtype) / 2;
   for (size_t n = 0; n < right.size(); ++n) {
     const double apart = distance(in_f64[n], wrong[n]);
-    const double rounding = std::max(distance(in_f64[n], right[n]), distance(in_f64[n], rounded_otherwise[n]));
+    const double rounding = std::max(
+        {distance(in_f64[n], right[n]), distance(in_f64[n], rounded_otherwise[n]), of_operands * largest(in_f64[n])});
     if (apart <= kMoreThanRounding * rounding + kUnderflow) continue;
     std::ostringstream message;
     message << what << ": " << gradients_of(c)[n] << " is off by " << apart << ", and rounding by " << rounding;
