@@ -75,15 +75,15 @@ def build(tree: Path, target: str) -> Path:
     return next(path for path in folder.rglob(target) if path.is_file())
 
 
-def failure(binary: Path, tests: str) -> str:
+def failure(binary: Path, tests: str, seconds: int) -> str:
     """What the tests say first, "" if they pass."""
     command = [str(binary), f"--gtest_filter={tests}", "--gtest_fail_fast", "--gtest_brief=1"]
     try:
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=SECONDS
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=seconds
         )
     except subprocess.TimeoutExpired:
-        return f"no end in {SECONDS} s"
+        return f"no end in {seconds} s"
     if done.returncode == 0:
         return ""
     said = re.search(r'Which is: "(.*)|^  "(.*)', done.stdout, re.MULTILINE)
@@ -104,14 +104,14 @@ def main() -> int:
         copy_tree(tree)
         mutations = [mutation for mutation in MUTATIONS if not args.names or mutation.name in args.names]
         for target in sorted({mutation.target for mutation in mutations}):
-            if said := failure(build(tree, target), "*"):
+            if said := failure(build(tree, target), "*", 10 * SECONDS):
                 raise SystemExit(f"{target} fails before anything is broken: {said}")
         passed = failed = 0
         for mutation in mutations:
             start = time.monotonic()
             path, held = apply(mutation, tree)
             try:
-                said = failure(build(tree, mutation.target), f"*.{mutation.test}")
+                said = failure(build(tree, mutation.target), f"*.{mutation.test}", SECONDS)
             finally:
                 path.write_text(held)
             passed += said != ""
