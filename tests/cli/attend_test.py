@@ -166,7 +166,7 @@ class Attend(CliTest):
         self.expect_error("attend", *files, saying="|V2")
         run("attend", *files, "--dtype", "bf16", "--check=0", "--out", self.folder / "out.npy")
         self.assertEqual(read_npy(self.folder / "out.npy")[0]["descr"], "|V2")
-        run("attend", *files, "--dtype", "bf16", "--out-dtype", "f32", "--out", self.folder / "out.npy")
+        run("attend", *files, "--dtype", "bfloat16", "--out-dtype", "float32", "--out", self.folder / "out.npy")
         self.assertEqual(read_npy(self.folder / "out.npy")[0]["descr"], "<f4")
         self.expect_error("attend", *self.write_npys(), "--dtype", "bf16", saying="elements are <f4 (4 bytes)")
 
@@ -192,6 +192,7 @@ class Attend(CliTest):
             if descr == "|u1":
                 self.expect_error("attend", cache, saying="k has elements of type |u1 without --kv-dtype, expected it to say what")
         self.expect_error("attend", cache, "--kv-dtype", "i4", saying="elements are |i1 (1 bytes), expected bytes, which --kv-dtype i4")
+        self.assertIn("(1, 8, 2, 4) i8", run("attend", cache, "--kv-dtype", "int8", *options, "--check=0").stdout)
         self.expect_error("attend", cache, "--kv-dtype", "bf16", saying="--kv-dtype is 'bf16', expected f8e4m3fn, i8 or i4")
 
     def test_outputs(self):

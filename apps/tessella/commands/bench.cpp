@@ -76,7 +76,7 @@ const Preset<Settings> kPresets[] = {
 
 tessella_dtype dtype_of_problem(const std::string& name) {
   const ElementType* type = find_element_type_by_name(name);
-  if (name == "i4" || (type != nullptr && type->bytes == 1)) {
+  if (short_name(name) == "i4" || (type != nullptr && type->bytes == 1)) {
     throw InputError(
         fmt::format("--dtype is '{}', expected f64, f32, bf16 or f16; caches of 8 and 4 bits are timed by "
                     "`tessella bench decode --kv-dtype`",

@@ -87,7 +87,8 @@ std::vector<int64_t> parse_pages(const std::string& string) {
 }
 
 tessella_dtype q_dtype_named(const std::string& name) {
-  if (name == "i4" || name == "i8" || name == "f8e4m3fn") {
+  const std::string_view spelled = short_name(name);
+  if (spelled == "i4" || spelled == "i8" || spelled == "f8e4m3fn") {
     throw InputError(
         fmt::format("--dtype is '{}', expected some of f64, f32, bf16, f16; caches have --kv-dtype", name));
   }

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "commands/random_case.hpp"
+#include "files/element_type.hpp"
 #include "files/input_error.hpp"
 
 namespace tessella::cli {
@@ -52,7 +53,7 @@ std::byte quantized_byte(const CacheType& type, const float* values) {
 }  // namespace
 
 const CacheType& cache_type_named(std::string_view name) {
-  const auto* type = std::ranges::find_if(kTypes, [&](const CacheType& row) { return row.name == name; });
+  const auto* type = std::ranges::find_if(kTypes, [&](const CacheType& row) { return row.name == short_name(name); });
   if (type == std::end(kTypes)) {
     std::string names;
     for (const CacheType& row : kTypes) names += fmt::format("{}{}", names.empty() ? "" : ", ", row.name);

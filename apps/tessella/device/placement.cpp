@@ -6,10 +6,11 @@
 #include <cmath>
 #include <vector>
 
+#include "device/extent.hpp"
 #include "device/gpu.hpp"
-#include "device/tensor_members.hpp"
 #include "files/input_error.hpp"
 #include "options/number_string.hpp"
+#include "tessella/arguments.hpp"
 
 namespace tessella::cli {
 namespace {
@@ -55,8 +56,8 @@ void place(const Placement& placement, Call& call) {
     if (tensor == nullptr) return;
     tensor = &call.gpu_tensors.emplace_back(copied_to_gpu(gpu, *tensor, call.gpu_memories));
   };
-  for (const TensorMember member : kTensorMembers) place_one(call.args.*member);
-  for (const Call::Gradient member : kGradientMembers) {
+  for (const detail::TensorField& field : detail::kTensorFields) place_one(call.args.*field.member);
+  for (const Call::Gradient member : detail::kGradientFields) {
     if (call.backward) place_one((*call.backward).*member);
   }
   gpu.synchronize(nullptr);

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "files/input_error.hpp"
 
@@ -83,11 +84,31 @@ uint16_t float_to_bfloat16(float value) {
 
 }  // namespace
 
+std::string_view short_name(std::string_view name) {
+  static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+      {"float64", "f64"},
+      {"float32", "f32"},
+      {"bfloat16", "bf16"},
+      {"float16", "f16"},
+      {"int32", "i32"},
+      {"int64", "i64"},
+      {"uint8", "u8"},
+      {"int8", "i8"},
+      {"int4", "i4"},
+      {"float8_e4m3fn", "f8e4m3fn"},
+      {"float8_e5m2", "f8e5m2"},
+  };
+  for (const auto& [longer, shorter] : kNames) {
+    if (name == longer) return shorter;
+  }
+  return name;
+}
+
 const ElementType* find_element_type(tessella_dtype dtype) {
   return find_where([&](const ElementType& type) { return type.dtype == dtype; });
 }
 const ElementType* find_element_type_by_name(std::string_view name) {
-  return find_where([&](const ElementType& type) { return type.name == name; });
+  return find_where([&](const ElementType& type) { return type.name == short_name(name); });
 }
 const ElementType* find_element_type_by_numpy(std::string_view kind) {
   return find_where([&](const ElementType& type) { return !kind.starts_with('V') && type.numpy + 1 == kind; });

@@ -17,7 +17,10 @@ struct ElementType {
   const char* safetensors;  // the header's dtype
 };
 
-// Null if no element type has that name.
+// "f32" of "float32": what tables show of a dtype that NumPy or PyTorch names; any other name as it is.
+std::string_view short_name(std::string_view name);
+
+// Null if no element type has that name, short or long.
 const ElementType* find_element_type(tessella_dtype dtype);
 const ElementType* find_element_type_by_name(std::string_view name);
 const ElementType* find_element_type_by_numpy(std::string_view kind);  // descr without its byte order
