@@ -13,19 +13,6 @@
 
 namespace tessella {
 
-// What comes in, d_out and d_lse, and what is written; views that are not set are absent and not computed.
-struct Gradients {
-  TensorView d_out = {};             // shape of out
-  TensorView d_lse = {};             // shape of lse; absent: 0
-  TensorView dq = {};                // shape of q, dtype of q or f32
-  TensorView dk = {};                // shape of k, likewise
-  TensorView dv = {};                // shape of v, likewise
-  TensorView d_bias = {};            // shape of bias, its dtype or f32
-  TensorView d_sink = {};            // (heads_q) f32
-  TensorView d_alibi_slopes = {};    // shape of alibi_slopes, f32
-  tessella_gradient accumulate = 0;  // these are added to what is there: TESSELLA_DQ | TESSELLA_DK and the like
-};
-
 namespace detail {
 
 // The C structs of one call; they point into args, gradients and options.
@@ -36,15 +23,7 @@ struct BackwardCall {
 
   BackwardCall(const ForwardArgs& a, const Gradients& g, const AttentionOptions& o) : forward(a, o) {
     args.forward = &forward.args;
-    args.d_out = pointer(g.d_out);
-    args.d_lse = pointer(g.d_lse);
-    args.dq = pointer(g.dq);
-    args.dk = pointer(g.dk);
-    args.dv = pointer(g.dv);
-    args.d_bias = pointer(g.d_bias);
-    args.d_sink = pointer(g.d_sink);
-    args.d_alibi_slopes = pointer(g.d_alibi_slopes);
-    args.accumulate = g.accumulate;
+    fill(args, g);
   }
   BackwardCall(const BackwardCall&) = delete;
   BackwardCall& operator=(const BackwardCall&) = delete;

@@ -5,23 +5,13 @@
 // Shapes, dtypes and meanings: tessella.h. Failures throw tessella::Error; nothing is touched then.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <string>
 #include <vector>
 
+#include <tessella/arguments.hpp>
 #include <tessella/error.hpp>
-#include <tessella/tensor.hpp>
 
 namespace tessella {
-
-struct CopyPagesOptions {
-  int num_sms = 0;          // GPU
-  int num_threads = 0;      // CPU; 0 = all that the process may use
-  std::string kernel = {};  // a name of `tessella kernels`; "" = automatic
-  const tessella_allocator* allocator = nullptr;
-  const std::atomic<int32_t>* cancel = nullptr;  // once not 0, the call throws Error(cancelled); see tessella.h
-};
 
 namespace detail {
 
@@ -36,12 +26,8 @@ struct CopyPagesCall {
     for (const TensorView& view : views) pools.push_back(view.c_tensor());
     args.pools = pools.data();
     args.num_pools = static_cast<int32_t>(pools.size());
-    args.pairs = pairs.is_present() ? &pairs.c_tensor() : nullptr;
-    options.num_sms = o.num_sms;
-    options.num_threads = o.num_threads;
-    options.kernel = o.kernel.empty() ? nullptr : o.kernel.c_str();
-    options.allocator = o.allocator;
-    options.cancel = reinterpret_cast<const int32_t*>(o.cancel);
+    args.pairs = pointer(pairs);
+    fill(options, o);
   }
   CopyPagesCall(const CopyPagesCall&) = delete;
   CopyPagesCall& operator=(const CopyPagesCall&) = delete;

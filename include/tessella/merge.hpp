@@ -5,13 +5,11 @@
 // Shapes, dtypes and meanings: tessella.h. Failures throw tessella::Error; nothing is touched then.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <string>
 #include <vector>
 
+#include <tessella/arguments.hpp>
 #include <tessella/plan.hpp>
-#include <tessella/tensor.hpp>
 
 namespace tessella {
 
@@ -19,15 +17,6 @@ namespace tessella {
 struct State {
   TensorView out = {};  // (batch, seqlen, heads, head_dim)
   TensorView lse = {};  // (batch, heads, seqlen) f32, natural logarithm; -inf: no keys
-};
-
-struct MergeOptions {
-  int num_sms = 0;      // GPU
-  int num_threads = 0;  // CPU; 0 = all that the process may use
-  int64_t max_seqlen = 0;
-  std::string kernel = {};  // a name of `tessella kernels`; "" = automatic
-  const tessella_allocator* allocator = nullptr;
-  const std::atomic<int32_t>* cancel = nullptr;  // once not 0, the call throws Error(cancelled); see tessella.h
 };
 
 namespace detail {
@@ -47,14 +36,9 @@ struct MergeCall {
     args.outs = outs.data();
     args.lses = lses.data();
     args.num_states = static_cast<int32_t>(states.size());
-    args.out = out.is_present() ? &out.c_tensor() : nullptr;
-    args.lse = lse.is_present() ? &lse.c_tensor() : nullptr;
-    options.num_sms = o.num_sms;
-    options.num_threads = o.num_threads;
-    options.max_seqlen = o.max_seqlen;
-    options.kernel = o.kernel.empty() ? nullptr : o.kernel.c_str();
-    options.allocator = o.allocator;
-    options.cancel = reinterpret_cast<const int32_t*>(o.cancel);
+    args.out = pointer(out);
+    args.lse = pointer(lse);
+    fill(options, o);
   }
   MergeCall(const MergeCall&) = delete;
   MergeCall& operator=(const MergeCall&) = delete;

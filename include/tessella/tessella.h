@@ -116,70 +116,74 @@ typedef struct tessella_tensor {
     (data), (dtype), 1, 0, 0, {(n)}, {1}, 0, { 0 } \
   }
 
+/* generated: forward_args, from src/api/arguments.toml */
 /* Every pointer of a forward call. NULL = absent. q, k, v and out are required. All tensors of a call lie on one
  * device. Values of tensors on a GPU (lengths, ids) are not read by the call: the kernels clamp them, so that none
  * makes them read or write outside of the tensors. check_device_values has them checked as on the CPU.
  *
- *   q              (batch, seqlen_q, heads_q, head_dim_qk)   f64, f32, bf16 or f16; also f8e4m3fn, f8e5m2, i8 and i4,
+ *   q              (batch, seqlen_q, heads_q, head_dim_qk), f64, f32, bf16 or f16: also f8e4m3fn, f8e5m2, i8 and i4,
  *                  which no kernel computes yet
- *   k, v           (batch, seqlen_kv, heads_kv, head_dim_qk or head_dim_v)   heads_kv divides heads_q; each has a
- *                  dtype of q's list of its own. Kernels take that of q, and for few queries some take caches of
- *                  f8e4m3fn, i8 and i4 (k and v alike) beside q of f32, bf16 or f16. v may be the first columns of k
- *   out            (batch, seqlen_q, heads_q, head_dim_v)    dtype of q, or f32; it shares no byte with an input, so
+ *   k, v           (batch, seqlen_kv, heads_kv, head_dim_qk or head_dim_v): heads_kv divides heads_q; each has a dtype
+ *                  of q's list of its own. Kernels take that of q, and for few queries some take caches of f8e4m3fn, i8
+ *                  and i4 (k and v alike) beside q of f32, bf16 or f16. v may be the first columns of k
+ *   out            (batch, seqlen_q, heads_q, head_dim_v), dtype of q, or f32: it shares no byte with an input, so
  *                  views of one buffer may lie between each other. For q of 8 or 4 bits also bf16 and f16; f8e4m3fn and
  *                  f8e5m2 for any q; no kernel writes these yet
- *   lse            (batch, heads_q, seqlen_q), packed (heads_q, total_q)   f32 (f64 allowed for f64 inputs);
- *                  natural logarithm of the softmax's sum, sink included; -inf for a row that sees no key
- *   q_scale, k_scale, v_scale   f32, factors on q, k and v: (batch, ceil(rows / scale_block), heads), where each axis
+ *   lse            (batch, heads_q, seqlen_q), packed (heads_q, total_q), f32 (f64 allowed for f64 inputs): natural
+ *                  logarithm of the softmax's sum, sink included; -inf for a row that sees no key
+ *   q_scale, k_scale, v_scale   (batch or page, ceil(rows / scale_block), heads), f32: factors on q, k and v; each axis
  *                  may be 1 and leading ones may be left out. Row r of a head has the factor of block r / scale_block;
- *                  scale_block 0 is one block for all rows. Pools of pages have a page in place of batch, and blocks
- *                  of a page's rows; packed tensors have blocks of their rows and one batch, or a batch and one block.
+ *                  scale_block 0 is one block for all rows. Pools of pages have a page in place of batch, and blocks of
+ *                  a page's rows; packed tensors have blocks of their rows and one batch, or a batch and one block.
  *                  They may lie between the rows that they are of. k_scale and v_scale: beside k and v of 8 or 4 bits
  *                  alone. No kernel applies q_scale yet
- *   out_scale      f32, the same rule over out: out holds the result divided by it
- *   amax           f32, the same rule over out; written: the largest |result| that an entry covers
- *   seqlens_q/kv   (batch) i32   valid lengths of q, and of k and v; out rows past seqlens_q are 0, their lse -inf
- *   cu_seqlens_q/kv (batch + 1) i32   packed variable length: sequence b is rows [cu[b], cu[b + 1]),
- *                  cu[0] = 0; out rows of no sequence are 0, their lse -inf
- *   leftpad_kv     (batch) i32   keys [0, leftpad) are padding. Positions (windows, causal, chunk, keep_first,
+ *   out_scale      as q_scale, over out, f32: out holds the result divided by it; no kernel takes it yet
+ *   amax           as q_scale, over out, f32: written: the largest |result| that an entry covers; no kernel writes it
+ *                  yet
+ *   seqlens_q, seqlens_kv   (batch) i32: valid lengths of q, and of k and v; out rows past seqlens_q are 0, their lse
+ *                  -inf
+ *   cu_seqlens_q, cu_seqlens_kv   (batch + 1) i32: packed variable length: sequence b is rows [cu[b], cu[b + 1]) of
+ *                  (total, heads, head_dim), cu[0] = 0; out rows of no sequence are 0, their lse -inf
+ *   leftpad_kv     (batch) i32: keys [0, leftpad) are padding. Positions (windows, causal, chunk, keep_first,
  *                  prefix_lengths, ALiBi, dropout, modifications) count from the first real key; tensors with an axis
  *                  of keys (bias, dense_mask, block_map, document_ids_kv), and seqlens_kv, have k's rows, padding too
- *   page_table     (batch, pages) i32   k and v are pools (num_pages, page_size, heads_kv, head_dim), and key j of a
+ *   page_table     (batch, pages) i32: k and v are pools (num_pages, page_size, heads_kv, head_dim), and key j of a
  *                  sequence is row j % page_size of page page_table[b, j / page_size]; seqlen_kv is pages * page_size.
- *                  Entries of pages without a valid key may hold anything. The pools have a page of a row at least.
- *                  Not beside cu_seqlens_kv
- *   cache_batch_idx (batch) i32   sequence b is that of batch cache_batch_idx[b] of k and v, whose batch axes may then
+ *                  Entries of pages without a valid key may hold anything. The pools have a page of a row at least. Not
+ *                  beside cu_seqlens_kv
+ *   cache_batch_idx   (batch) i32: sequence b is that of batch cache_batch_idx[b] of k and v, whose batch axes may then
  *                  have any size of one at least: the slots of a cache. Sequences may be one slot's. Entries of
  *                  sequences without a valid key may hold anything. What belongs to keys (bias, masks, seqlens_kv,
  *                  document_ids_kv) stays that of sequence b; k_scale and v_scale are the slots'. Not beside page_table
  *                  or cu_seqlens_kv
- *   bias           broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)   f32 or dtype of q; added to scaled scores.
+ *   draft_mask     (batch or 1, seqlen_q, seqlen_q), or (seqlen_q, seqlen_q) for all, bool: true = visible: the last
+ *                  keys of a sequence are those of its queries, as many as are valid, and query i sees the key of query
+ *                  j only where draft_mask[b, i, j] is true. Keys before them are not its matter. A tree of drafted
+ *                  tokens, in which each sees itself and its ancestors. Where a sequence has fewer keys than queries,
+ *                  its keys are those of its last queries. Beside cu_seqlens_q its axes are those of the longest
+ *                  sequence, as of bias
+ *   schedule       (n), i32 on the GPU: of tessella_plan_schedule_size_for bytes at least: what tessella_plan_schedule
+ *                  wrote. It says how the keys of ragged sequences are split. Runs of one stream at a time have it, as
+ *                  they count in it what is done, and overlap it with nothing else. Not beside batch_invariant or
+ *                  num_splits. Beside documents, dense_mask, block_map or mask_mod it is the map of the mask instead:
+ *                  what each 64 queries see of each key, which spares runs the reading of the mask. Runs only read it,
+ *                  of any stream, forward and backward
+ *   bias           broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), f32 or dtype of q: added to scaled scores.
  *                  Beside cu_seqlens it counts the queries or keys of each sequence from its first: its axes are those
  *                  of the longest sequence, up to max_seqlen_q and max_seqlen_kv where given, not the packed rows. On a
  *                  GPU, where lengths are not read, it wants them given. A key with a bias of -inf counts nothing and
  *                  is not hidden: NaN and infinity in its v may reach the output
- *   alibi_slopes   (heads_q) or (batch, heads_q) f32   adds -slope * |i + seqlen_kv - seqlen_q - j|
- *   sink           (heads_q) f32   logits that join the softmax's sum and no value
- *   dense_mask     broadcasts to (batch, heads_q, seqlen_q, seqlen_kv)   bool, true = visible; axes as of bias
- *   block_map      broadcasts to (batch, heads_q, ceil(seqlen_q / block_map_q), ceil(seqlen_kv / block_map_kv))   bool;
- *                  axes as of bias
- *   document_ids_q/kv   (batch, seqlen), packed (total) i32   a key is visible iff the ids are equal
- *   prefix_lengths (batch) i32   keys below the length are visible to all queries, later ones causally
- *   key_ranges     reserved, `unsupported` where given; (batch or 1, heads or 1, seqlen_q, n, 2) i32, sorted ranges
+ *   alibi_slopes   (heads_q) or (batch, heads_q), f32: adds -slope * |i + seqlen_kv - seqlen_q - j|
+ *   sink           (heads_q) f32: logits that join the softmax's sum and no value
+ *   dense_mask     broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), bool: true = visible; axes as of bias
+ *   block_map      broadcasts to (batch, heads_q, ceil(seqlen_q / block_map_q), ceil(seqlen_kv / block_map_kv)), bool:
+ *                  true = visible; axes as of bias
+ *   document_ids_q, document_ids_kv   (batch, seqlen), packed (total), i32: a key is visible iff the ids are equal
+ *   prefix_lengths (batch) i32: keys below the length are visible to all queries, later ones causally
+ *   key_ranges     (batch or 1, heads or 1, seqlen_q, n, 2) i32: reserved, `unsupported` where given: sorted ranges
  *                  [start, end) of visible keys
- *   draft_mask     (batch or 1, seqlen_q, seqlen_q), or (seqlen_q, seqlen_q) for all, bool, true = visible: the last
- *                  keys of a sequence are those of its queries, as many as are valid, and query i sees the key of
- *                  query j only where draft_mask[b, i, j] is true. Keys before them are not its matter. A tree of
- *                  drafted tokens, in which each sees itself and its ancestors. Where a sequence has fewer keys than
- *                  queries, its keys are those of its last queries. Beside cu_seqlens_q its axes are those of the
- *                  longest sequence, as of bias
- *   seed, offset   (1) i64   dropout's seed and offset where they live in memory; they replace those of the options
+ *   seed, offset   (1) i64: dropout's seed and offset where they live in memory; they replace those of the options
  *   mod_args       num_mod_args dense tensors, at most 8, f32, bf16, f16, i32 or bool: what score_mod and mask_mod read
- *   schedule       (n) i32 on the GPU, of tessella_plan_schedule_size_for bytes at least: what tessella_plan_schedule
- * wrote. It says how the keys of ragged sequences are split. Runs of one stream at a time have it, as they count in it
- * what is done, and overlap it with nothing else. Not beside batch_invariant or num_splits. Beside documents,
- * dense_mask, block_map or mask_mod it is the map of the mask instead: what each 64 queries see of each key, which
- * spares runs the reading of the mask. Runs only read it, of any stream, forward and backward
  */
 typedef struct tessella_forward_args {
   size_t struct_size;
@@ -222,6 +226,7 @@ typedef struct tessella_forward_args {
     sizeof(tessella_forward_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
         0, 0, 0, 0                                                                                                     \
   }
+/* end of generated */
 
 /* Where plain calls take their workspace from; on a GPU they keep 4096 bytes a stream of their own beside it. alloc
    returns memory aligned to `alignment`, or NULL. Frozen. */
@@ -231,6 +236,7 @@ typedef struct tessella_allocator {
   void* user;
 } tessella_allocator;
 
+/* generated: attention_options, from src/api/arguments.toml */
 /* What is computed. Masks are a conjunction: a key is visible iff every part given says so.
  * scores = scale * q.k -> softcap -> + bias + ALiBi -> score_mod -> masks -> softmax with sink -> dropout -> . v
  *
@@ -238,16 +244,16 @@ typedef struct tessella_allocator {
  *   float score_mod(float score, int b, int h, int q, int k, float q_minus_k, const Arrays& arrays)   the new score
  *   bool mask_mod(int b, int h, int q, int k, const Arrays& arrays)                                    true = visible
  * Scores are in natural units; b and h are batch and query head; q and k count in the sequence's own coordinates, its
- * first real query and key 0. q_minus_k is their difference as a float, exact below 2^23, and faster than
- * float(q - k). arrays.f32(n), arrays.i32(n), arrays.boolean(n) are const pointers to tensor n of mod_args,
- * arrays.count(n) its number of elements. The source stays within them; nothing else does.
+ * first real query and key 0. q_minus_k is their difference as a float, exact below 2^23, and faster than float(q - k).
+ * arrays.f32(n), arrays.i32(n), arrays.boolean(n) are const pointers to tensor n of mod_args, arrays.count(n) its
+ * number of elements. The source stays within them; nothing else does.
  *
  * A call that computes a slice of a whole says with first_* where the slice begins: batch, head, query and key of its
  * first element; whole_heads_q says how many query heads the whole has, by which dropout counts. Dropout, ALiBi and
- * modifications then count from there; masks and all tensors stay the slice's own. ALiBi's distance is
- * |first_query + i - first_key - j| where first_query or first_key is not 0, and the slice's own where both are: slices
- * of queries are the whole's rows where the whole has as many queries as keys, and the first slice sees keys up to its
- * last query. Only the reference and the ladder compute slices yet.
+ * modifications then count from there; masks and all tensors stay the slice's own. ALiBi's distance is |first_query + i
+ * - first_key - j| where first_query or first_key is not 0, and the slice's own where both are: slices of queries are
+ * the whole's rows where the whole has as many queries as keys, and the first slice sees keys up to its last query.
+ * Only the reference and the ladder compute slices yet.
  *
  * dropout is rounded to a multiple of 1 / 65536; a probability above 0 is at least one of them and at most 65535. What
  * is not zeroed is divided by what that multiple leaves of 1. The entries are a pure function of seed, offset, batch,
@@ -268,52 +274,83 @@ typedef struct tessella_allocator {
  * call and of later ones on the stream are not defined. */
 typedef struct tessella_attention_options {
   size_t struct_size;
-  float scale;             /* NaN = 1 / sqrt(head_dim_qk) */
-  float softcap;           /* c * tanh(s / c); 0 = off */
-  float dropout;           /* probability of a zero, in [0, 1); see above */
-  int32_t causal_top_left; /* 1: key j is visible iff j <= i */
-  int64_t window_left;     /* keys before and after i + seqlen_kv - seqlen_q; -1 = no bound */
-  int64_t window_right;    /* 0 = causal (bottom-right) */
-  int64_t chunk;           /* a query sees the keys of its own chunk of this many; 0 = off */
-  int64_t keep_first;      /* so many first keys stay visible whatever window_left and chunk say */
-  int64_t block_map_q;     /* queries and keys of one entry of block_map */
+  /* factor on q.k; NaN = 1 / sqrt(head_dim_qk) */
+  float scale;
+  /* c * tanh(s / c); 0 = off */
+  float softcap;
+  /* probability of a zero, in [0, 1); see above */
+  float dropout;
+  /* 1: key j is visible iff j <= i */
+  int32_t causal_top_left;
+  /* keys before i + seqlen_kv - seqlen_q; -1 = no bound */
+  int64_t window_left;
+  /* keys after it; 0 = causal (bottom-right) */
+  int64_t window_right;
+  /* a query sees the keys of its own chunk of this many; 0 = off */
+  int64_t chunk;
+  /* so many first keys stay visible whatever window_left and chunk say */
+  int64_t keep_first;
+  /* queries of one entry of block_map */
+  int64_t block_map_q;
+  /* keys of one */
   int64_t block_map_kv;
-  uint64_t seed; /* of dropout; nothing is drawn in their place */
+  /* of dropout; nothing is drawn in their place */
+  uint64_t seed;
   uint64_t offset;
-  int64_t first_batch; /* where the call's slice begins in the whole; 0 */
+  /* where the call's slice begins in the whole; 0 */
+  int64_t first_batch;
   int64_t first_head;
   int64_t first_query;
   int64_t first_key;
-  int64_t whole_heads_q; /* 0 = heads_q */
-  const char* score_mod; /* modifications as C++ source; NULL or "" = none */
+  /* query heads of the whole; 0 = heads_q */
+  int64_t whole_heads_q;
+  /* modifications as C++ source; NULL or "" = none */
+  const char* score_mod;
+  /* its gradient, for a backward: the body of float score_mod_gradient(float score, float d_score, ...) */
   const char* score_mod_gradient;
+  /* a mask as C++ source */
   const char* mask_mod;
-  int64_t scale_block;         /* rows that have one entry of q_scale, k_scale, v_scale, out_scale, amax; 0 = all */
-  tessella_dtype out_dtype;    /* checked against out where given */
-  int32_t deterministic;       /* the same bits in every run: 0 = the library's choice, 1 = required, 2 = not needed:
-                                  gradients on a GPU may then be faster and differ in their last bits */
-  int32_t batch_invariant;     /* 1: a row's bits do not depend on batch, lengths or how queries are cut into calls */
-  int32_t query_class;         /* with batch_invariant: 0 = automatic, 1 = few queries, 2 = many */
-  int32_t num_splits;          /* of the keys of a sequence and KV head, by kernels that split them; others are not
-                                  eligible for more than one. 0 = automatic */
-  int32_t num_sms;             /* GPU: 0 = all */
-  int32_t num_threads;         /* CPU: 0 = all that the process may use */
-  int32_t check_device_values; /* GPU: waits for the stream and checks lengths as on the CPU; not in a graph capture */
-  int64_t max_seqlen_q; /* upper bounds a plan is made for, and of packed lengths on a GPU; 0 = the tensors' sizes */
+  /* rows that have one entry of q_scale, k_scale, v_scale, out_scale, amax; 0 = all */
+  int64_t scale_block;
+  /* checked against out where given */
+  tessella_dtype out_dtype;
+  /* the same bits in every run: 0 = the library's choice, 1 = required, 2 = not needed: gradients on a GPU may then be
+     faster and differ in their last bits */
+  int32_t deterministic;
+  /* 1: a row's bits do not depend on batch, lengths or how queries are cut into calls */
+  int32_t batch_invariant;
+  /* with batch_invariant: 0 = automatic, 1 = few queries, 2 = many */
+  int32_t query_class;
+  /* of the keys of a sequence and KV head, by kernels that split them; others are not eligible for more than one. 0 =
+     automatic */
+  int32_t num_splits;
+  /* GPU: 0 = all */
+  int32_t num_sms;
+  /* CPU: 0 = all that the process may use */
+  int32_t num_threads;
+  /* GPU: waits for the stream and checks lengths as on the CPU; not in a graph capture */
+  int32_t check_device_values;
+  /* upper bounds a plan is made for, and of packed lengths on a GPU; 0 = the tensors' sizes */
+  int64_t max_seqlen_q;
   int64_t max_seqlen_kv;
-  const char* kernel; /* name of the kernel to run; it runs or fails with its reason. NULL = automatic */
-  const tessella_allocator* allocator; /* NULL = the library's own */
-  const int32_t* cancel; /* a flag that another thread sets to nonzero, atomically, to have the call return CANCELLED.
-                            CPU kernels and tessella_check read it every few milliseconds; on a GPU it is read
-                            before the launch alone. In host memory. NULL = none */
-  int32_t cache_settled; /* 1: see above. No matter of a plan */
+  /* name of the kernel to run; it runs or fails with its reason. NULL = automatic */
+  const char* kernel;
+  /* NULL = the library's own */
+  const tessella_allocator* allocator;
+  /* a flag that another thread sets to nonzero, atomically, to have the call return CANCELLED. CPU kernels and
+     tessella_check read it every few milliseconds; on a GPU it is read before the launch alone. In host memory. NULL =
+     none */
+  const int32_t* cancel;
+  /* 1: see above. No matter of a plan */
+  int32_t cache_settled;
 } tessella_attention_options;
 
-#define TESSELLA_ATTENTION_OPTIONS_INIT                                                                    \
-  {                                                                                                        \
-    sizeof(tessella_attention_options), NAN, 0, 0, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
-        TESSELLA_DTYPE_DEFAULT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                      \
+#define TESSELLA_ATTENTION_OPTIONS_INIT                                                                                \
+  {                                                                                                                    \
+    sizeof(tessella_attention_options), NAN, 0, 0, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                                                   \
   }
+/* end of generated */
 
 /* Gradients, one bit each. */
 typedef int32_t tessella_gradient;
@@ -326,25 +363,21 @@ enum {
   TESSELLA_D_ALIBI_SLOPES = 32
 };
 
+/* generated: backward_args, from src/api/arguments.toml */
 /* The gradients of a forward call. forward and d_out are required, and at least one of what is written, dq to
  * d_alibi_slopes. NULL = absent; what is not asked for is not computed.
  *
- *   forward         the arguments of the call, with the out and lse that it wrote, which are inputs here; lse is
- *                   required, in f64 beside f64 inputs if their gradients are to have f64's digits. The options are
- *                   those of the call too. page_table, cache_batch_idx, draft_mask and scales are not supported, nor
- *                   is a schedule that is not the map of the mask
- *
- *   d_out           shape of out: dtype of out or of q, or f32
- *
- *   d_lse           shape of lse: f32 (f64 allowed for f64 inputs); NULL = 0
- *
- *   dq, dk, dv      shapes of q, k and v: dtype of q, or f32
- *
- *   d_bias          shape of bias: its dtype, or f32; the sum over axes on which bias broadcasts
- *
- *   d_sink          (heads_q) f32
- *   d_alibi_slopes  shape of alibi_slopes   f32
- *   accumulate      bits of tessella_gradient: these are added to what is there, in fp32 and rounded once
+ *   forward        the arguments of the call, with the out and lse that it wrote, which are inputs here; lse is
+ *                  required, in f64 beside f64 inputs if their gradients are to have f64's digits. The options are
+ *                  those of the call too. page_table, cache_batch_idx, draft_mask and scales are not supported, nor is
+ *                  a schedule that is not the map of the mask
+ *   d_out          shape of out, dtype of out or of q, or f32: gradient of out
+ *   d_lse          shape of lse, f32 (f64 allowed for f64 inputs): NULL = 0
+ *   dq, dk, dv     shapes of q, k and v, dtype of q, or f32: written
+ *   d_bias         shape of bias, its dtype, or f32: the sum over axes on which bias broadcasts
+ *   d_sink         (heads_q) f32: written
+ *   d_alibi_slopes shape of alibi_slopes, f32: written
+ *   accumulate     bits of tessella_gradient: these are added to what is there, in fp32 and rounded once
  *
  * A query that sees no key has gradients of 0, and so have rows past the lengths and keys that no query may see,
  * whatever they hold. Gradients overlap no input and not each other. */
@@ -364,18 +397,19 @@ typedef struct tessella_backward_args {
 
 #define TESSELLA_BACKWARD_ARGS_INIT \
   { sizeof(tessella_backward_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* end of generated */
 
+/* generated: merge_args, from src/api/arguments.toml */
 /* States of attention that become one: (out, lse) of the same queries over disjoint sets of keys, as forward gives
  * them.
  *
- *   outs           num_states tensors (batch, seqlen, heads, head_dim), packed (total, heads, head_dim), or
- *                  (seqlen, head_dim)   f64, f32, bf16 or f16, all of one dtype
+ *   outs           num_states tensors, one or more: (batch, seqlen, heads, head_dim), packed (total, heads, head_dim),
+ *                  or (seqlen, head_dim)   f64, f32, bf16 or f16, all of one dtype
  *   lses           num_states tensors (batch, heads, seqlen), (heads, total) or (seqlen), an axis less than their outs
  *                  f32 (f64 allowed for f64 outs); natural logarithm
- *   num_states     1 or more
- *   out            shape of the outs   their dtype, or f32; for outs of f32 also bf16 and f16. It may be one of outs,
+ *   out            shape of the outs, their dtype, or f32: for outs of f32 also bf16 and f16. It may be one of outs,
  *                  the very same view; else it overlaps no input
- *   lse            shape of the lses; NULL = not written   f32 (f64 allowed for f64 outs). It may be one of lses
+ *   lse            shape of the lses, f32 (f64 allowed for f64 outs): NULL = not written. It may be one of lses
  *
  * A state whose lse is -inf has no key and counts for nothing, whatever its out holds; where all have none, out is 0
  * and lse -inf. A single state with keys is copied as it is. +inf or NaN in an lse makes out and lse NaN. */
@@ -390,13 +424,16 @@ typedef struct tessella_merge_args {
 
 #define TESSELLA_MERGE_ARGS_INIT \
   { sizeof(tessella_merge_args), 0, 0, 0, 0, 0 }
+/* end of generated */
 
+/* generated: merge_options, from src/api/arguments.toml */
 /* As the options of attention of the same names. */
 typedef struct tessella_merge_options {
   size_t struct_size;
-  int32_t num_sms;     /* GPU: 0 = all */
-  int32_t num_threads; /* CPU: 0 = all that the process may use */
-  int64_t max_seqlen;  /* upper bound of seqlen (packed: total) that a plan is made for; 0 = the tensors' size */
+  int32_t num_sms;
+  int32_t num_threads;
+  /* upper bound of seqlen (packed: total) that a plan is made for; 0 = the tensors' size */
+  int64_t max_seqlen;
   const char* kernel;
   const tessella_allocator* allocator;
   const int32_t* cancel;
@@ -404,36 +441,38 @@ typedef struct tessella_merge_options {
 
 #define TESSELLA_MERGE_OPTIONS_INIT \
   { sizeof(tessella_merge_options), 0, 0, 0, 0, 0, 0 }
+/* end of generated */
 
+/* generated: append_args, from src/api/arguments.toml */
 /* New rows of keys and values that go into a cache, rotated on their way.
  *
- *   k_new, v_new   (batch, new, heads_kv, head_dim), packed (total, heads_kv, head_dim)   f64, f32, bf16 or f16. Either
+ *   k_new, v_new   (batch, new, heads_kv, head_dim), packed (total, heads_kv, head_dim), f64, f32, bf16 or f16: either
  *                  may be NULL, and then its cache is
  *   k, v           the caches, written: (slots, seqlen_kv, heads_kv, head_dim), or with page_table pools (num_pages,
  *                  page_size, heads_kv, head_dim)   the dtype of the new rows, or f8e4m3fn, i8 or i4 beside f32, bf16
  *                  and f16: such a cache is quantised. Both have one dtype
- *   seqlens_kv     (batch) i32, required: valid lengths after the append, left padding included. The new rows of a
+ *   seqlens_kv     (batch) i32: required: valid lengths after the append, left padding included. The new rows of a
  *                  sequence become rows [seqlens_kv - new, seqlens_kv) of it; the attention that follows takes the same
  *                  array
  *   seqlens_new    (batch) i32: so many rows of a sequence are new, its first ones; the others are not read. NULL = all
  *   cu_seqlens_new (batch + 1) i32: sequence b is rows [cu[b], cu[b + 1]) of packed k_new, v_new and q; cu[0] = 0
  *   page_table     (batch, pages) i32: row r of a sequence is row r % page_size of page page_table[b, r / page_size].
  *                  Entries of pages without a new row may hold anything
- *   cache_batch_idx (batch) i32: sequence b has its rows in slot cache_batch_idx[b]; else slot b. Not beside page_table
+ *   cache_batch_idx   (batch) i32: sequence b has its rows in slot cache_batch_idx[b]; else slot b. Not beside
+ *                  page_table
  *   leftpad_kv     (batch) i32: the first rows of a sequence that are padding
- *   rotary_cos, rotary_sin   (positions, rotary_dim / 2), both or none   f32 or the dtype of the new rows. The first
+ *   rotary_cos, rotary_sin   (positions, rotary_dim / 2), both or none, f32 or the dtype of the new rows: the first
  *                  rotary_dim columns of k_new are rotated by the angles of the row's position (RoFormer, arXiv
  *                  2104.09864), in fp32 (f64 in double) and rounded once; the others, and v_new, are copied
  *   rotary_offsets (batch) i32: the position of the row that goes to row r is r - leftpad_kv + rotary_offsets. NULL = 0
  *   q, q_out       (batch, new, heads_q, head_dim), packed (total, heads_q, head_dim): q_out is written with the rows
  *                  of q, rotated by the positions of the new rows. Dtype of the new rows. It may be q, the very same
  *                  view. Both or none
- *   k_scale, v_scale   f32, of quantised caches: a row is its scale times what is stored, as attention reads it.
- *                  Option scale_block says which rows have one:
- *                  0  all rows of a slot or page. The scales are inputs, (slots or num_pages, 1, heads_kv), where each
- *                     axis may be 1 and leading ones may be left out. NULL = 1
- *                  1  every row of every head its own. They are required, (slots, seqlen_kv, heads_kv) or (num_pages,
- *                     page_size, heads_kv), and those of the new rows are written
+ *   k_scale, v_scale   f32: of quantised caches: a row is its scale times what is stored, as attention reads it. With
+ *                  option scale_block 0 all rows of a slot or page have one: the scales are inputs, (slots or
+ *                  num_pages, 1, heads_kv), where each axis may be 1 and leading ones may be left out; NULL = 1. With
+ *                  scale_block 1 every row of every head has its own: they are required, (slots, seqlen_kv, heads_kv)
+ *                  or (num_pages, page_size, heads_kv), and those of the new rows are written
  *
  * Rows of a quantised cache: x, rotated in fp32 where it is, is stored as x / scale, divided in fp32 and rounded to
  * nearest even; what is beyond the largest number stored, 448 of f8e4m3fn, 127 of i8 and 7 of i4, becomes that number,
@@ -468,25 +507,31 @@ typedef struct tessella_append_args {
 
 #define TESSELLA_APPEND_ARGS_INIT \
   { sizeof(tessella_append_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* end of generated */
 
+/* generated: append_options, from src/api/arguments.toml */
 /* As the options of attention of the same names. */
 typedef struct tessella_append_options {
   size_t struct_size;
-  int32_t
-      rotary_interleaved; /* 0: columns j and j + rotary_dim / 2 turn together (GPT-NeoX); 1: 2j and 2j + 1 (GPT-J) */
+  /* 0: columns j and j + rotary_dim / 2 turn together (GPT-NeoX); 1: 2j and 2j + 1 (GPT-J) */
+  int32_t rotary_interleaved;
   int32_t num_sms;
   int32_t num_threads;
   int32_t check_device_values;
-  int64_t max_seqlen_new; /* upper bound of `new` (packed: total) that a plan is made for; 0 = the tensors' size */
+  /* upper bound of `new` (packed: total) that a plan is made for; 0 = the tensors' size */
+  int64_t max_seqlen_new;
   const char* kernel;
   const tessella_allocator* allocator;
   const int32_t* cancel;
-  int64_t scale_block; /* 0: k_scale and v_scale are given; 1: those of the new rows are computed. No other yet */
+  /* 0: k_scale and v_scale are given; 1: those of the new rows are computed. No other yet */
+  int64_t scale_block;
 } tessella_append_options;
 
 #define TESSELLA_APPEND_OPTIONS_INIT \
   { sizeof(tessella_append_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* end of generated */
 
+/* generated: copy_pages_args, from src/api/arguments.toml */
 /* Pages that are copied: what a sequence that is forked needs before it writes to a page that it has in common with
  * another.
  *
@@ -506,7 +551,9 @@ typedef struct tessella_copy_pages_args {
 
 #define TESSELLA_COPY_PAGES_ARGS_INIT \
   { sizeof(tessella_copy_pages_args), 0, 0, 0 }
+/* end of generated */
 
+/* generated: copy_pages_options, from src/api/arguments.toml */
 /* As the options of attention of the same names. */
 typedef struct tessella_copy_pages_options {
   size_t struct_size;
@@ -519,6 +566,7 @@ typedef struct tessella_copy_pages_options {
 
 #define TESSELLA_COPY_PAGES_OPTIONS_INIT \
   { sizeof(tessella_copy_pages_options), 0, 0, 0, 0, 0 }
+/* end of generated */
 
 /* Arguments and options of any operation: what plans and questions take. */
 typedef struct tessella_call {

@@ -1,8 +1,10 @@
 #include "api/normalize.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <initializer_list>
+#include <iterator>
 #include <limits>
 #include <string_view>
 #include <tuple>
@@ -13,6 +15,7 @@
 #include "api/tensor_reader.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
+#include "tessella/arguments.hpp"
 
 namespace tessella::api {
 namespace {
@@ -23,6 +26,18 @@ using core::Feature;
 using core::invalid;
 using core::message;
 using core::unsupported;
+
+// The argument of each of core::kSequenceTables, which has its name.
+constexpr auto kGivenTables = [] {
+  std::array<const tessella_tensor * tessella_forward_args::*, std::size(core::kSequenceTables)> members{};
+  for (size_t n = 0; n < members.size(); ++n) {
+    for (const detail::TensorField& field : detail::kTensorFields) {
+      if (std::string_view(field.name) == core::kSequenceTables[n].name) members[n] = field.member;
+    }
+  }
+  return members;
+}();
+static_assert(std::ranges::none_of(kGivenTables, [](auto member) { return member == nullptr; }));
 
 class Normalizer {
  public:
@@ -225,11 +240,10 @@ class Normalizer {
     };
     p_.cu_seqlens_q = table(Feature::packed_q, "cu_seqlens_q", args_.cu_seqlens_q, p_.batch + 1, "batch + 1");
     p_.cu_seqlens_kv = table(Feature::packed_kv, "cu_seqlens_kv", args_.cu_seqlens_kv, p_.batch + 1, "batch + 1");
-    p_.seqlens_q = table(Feature::seqlens_q, "seqlens_q", args_.seqlens_q, p_.batch, "batch");
-    p_.seqlens_kv = table(Feature::seqlens_kv, "seqlens_kv", args_.seqlens_kv, p_.batch, "batch");
-    p_.leftpad_kv = table(Feature::leftpad_kv, "leftpad_kv", args_.leftpad_kv, p_.batch, "batch");
-    p_.cache_batch_idx = table(Feature::cache_batch_idx, "cache_batch_idx", args_.cache_batch_idx, p_.batch, "batch");
-    p_.prefix = table(Feature::prefix, "prefix_lengths", args_.prefix_lengths, p_.batch, "batch");
+    for (size_t n = 0; n < std::size(core::kSequenceTables); ++n) {
+      const core::SequenceTable& of = core::kSequenceTables[n];
+      p_.*of.member = table(of.feature, of.name, args_.*kGivenTables[n], p_.batch, "batch");
+    }
   }
 
   // Packed: the longest sequence; on a GPU, where lengths are not read, the caller's bound or all rows. validate()

@@ -116,6 +116,20 @@ struct AttentionArguments : AttentionShape {
   }
 };
 
+// The tables that have a number for each sequence, as tessella_forward_args names them.
+struct SequenceTable {
+  const char* name;
+  Table<int32_t> AttentionArguments::*member;
+  Feature feature;
+};
+inline constexpr SequenceTable kSequenceTables[] = {
+    {"seqlens_q", &AttentionArguments::seqlens_q, Feature::seqlens_q},
+    {"seqlens_kv", &AttentionArguments::seqlens_kv, Feature::seqlens_kv},
+    {"leftpad_kv", &AttentionArguments::leftpad_kv, Feature::leftpad_kv},
+    {"prefix_lengths", &AttentionArguments::prefix, Feature::prefix},
+    {"cache_batch_idx", &AttentionArguments::cache_batch_idx, Feature::cache_batch_idx},
+};
+
 // Fills the members of the call's shape that follow from its operands, masks and arrays.
 void derive_shape(AttentionArguments& arguments);
 // Fills the members that follow from masks alone: window_keys and rows_grow.

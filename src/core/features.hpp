@@ -6,57 +6,57 @@
 namespace tessella::core {
 
 // A kernel lists those it supports.
-enum class Feature : uint32_t {
-  window = 1u << 0,  // window_left or window_right, so causal too
-  causal_top_left = 1u << 1,
-  chunk = 1u << 2,
-  keep_first = 1u << 3,
-  prefix = 1u << 4,
-  document = 1u << 5,
-  dense_mask = 1u << 6,
-  block_map = 1u << 7,
-  seqlens_q = 1u << 8,
-  seqlens_kv = 1u << 9,
-  leftpad_kv = 1u << 10,
-  packed_q = 1u << 11,
-  packed_kv = 1u << 12,
-  bias = 1u << 13,
-  alibi = 1u << 14,
-  softcap = 1u << 15,
-  sink = 1u << 16,
-  dropout = 1u << 17,
-  lse = 1u << 18,
-  score_mod = 1u << 19,
-  mask_mod = 1u << 20,
-  paged_kv = 1u << 21,
-  scales = 1u << 22,  // any of q_scale, out_scale, amax
-  slice = 1u << 23,   // first_batch, first_head, first_query, first_key or whole_heads_q
-  d_lse = 1u << 24,   // backward: an incoming gradient of lse
-  d_bias = 1u << 25,  // backward: gradients that are wanted beside those of q, k and v
-  d_sink = 1u << 26,
-  d_alibi_slopes = 1u << 27,
-  cache_batch_idx = 1u << 28,
-  draft_mask = 1u << 29,
-  schedule = 1u << 30,   // made before on the GPU: where keys are split, or the map of a mask
-  kv_scales = 1u << 31,  // k_scale or v_scale, of k and v of 8 or 4 bits
+enum class Feature : uint64_t {
+  window = 1ull << 0,  // window_left or window_right, so causal too
+  causal_top_left = 1ull << 1,
+  chunk = 1ull << 2,
+  keep_first = 1ull << 3,
+  prefix = 1ull << 4,
+  document = 1ull << 5,
+  dense_mask = 1ull << 6,
+  block_map = 1ull << 7,
+  seqlens_q = 1ull << 8,
+  seqlens_kv = 1ull << 9,
+  leftpad_kv = 1ull << 10,
+  packed_q = 1ull << 11,
+  packed_kv = 1ull << 12,
+  bias = 1ull << 13,
+  alibi = 1ull << 14,
+  softcap = 1ull << 15,
+  sink = 1ull << 16,
+  dropout = 1ull << 17,
+  lse = 1ull << 18,
+  score_mod = 1ull << 19,
+  mask_mod = 1ull << 20,
+  paged_kv = 1ull << 21,
+  scales = 1ull << 22,  // any of q_scale, out_scale, amax
+  slice = 1ull << 23,   // first_batch, first_head, first_query, first_key or whole_heads_q
+  d_lse = 1ull << 24,   // backward: an incoming gradient of lse
+  d_bias = 1ull << 25,  // backward: gradients that are wanted beside those of q, k and v
+  d_sink = 1ull << 26,
+  d_alibi_slopes = 1ull << 27,
+  cache_batch_idx = 1ull << 28,
+  draft_mask = 1ull << 29,
+  schedule = 1ull << 30,   // made before on the GPU: where keys are split, or the map of a mask
+  kv_scales = 1ull << 31,  // k_scale or v_scale, of k and v of 8 or 4 bits
 };
 
 class Features {
  public:
   constexpr Features() = default;
-  constexpr Features(Feature feature) : bits_(static_cast<uint32_t>(feature)) {}
+  constexpr Features(Feature feature) : bits_(static_cast<uint64_t>(feature)) {}
   constexpr bool has(Features other) const { return (bits_ & other.bits_) == other.bits_; }
   constexpr bool has_any(Features other) const { return (bits_ & other.bits_) != 0; }
   constexpr Features operator|(Features other) const { return Features(bits_ | other.bits_); }
   constexpr Features without(Features other) const { return Features(bits_ & ~other.bits_); }
   constexpr Features& operator|=(Features other) { return *this = *this | other; }
   constexpr bool empty() const { return bits_ == 0; }
-  constexpr uint32_t bits() const { return bits_; }
+  constexpr uint64_t bits() const { return bits_; }
   bool operator==(const Features&) const = default;
 
  private:
-  explicit constexpr Features(uint32_t bits) : bits_(bits) {}
-  uint32_t bits_ = 0;
+  explicit constexpr Features(uint64_t bits) : bits_(bits) {}
+  uint64_t bits_ = 0;
 };
 constexpr Features operator|(Feature a, Feature b) { return Features(a) | Features(b); }
 

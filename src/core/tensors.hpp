@@ -14,13 +14,11 @@ namespace tessella::core {
 // Lengths, offsets, slots and pages: what validate() reads.
 template <typename A, typename F>
 void length_tables(A& a, F&& f) {
-  if (a.seqlens_q) f("seqlens_q", a.seqlens_q, a.batch, 1);
-  if (a.seqlens_kv) f("seqlens_kv", a.seqlens_kv, a.batch, 1);
+  for (const SequenceTable& table : kSequenceTables) {
+    if (a.*table.member) f(table.name, a.*table.member, a.batch, 1);
+  }
   if (a.cu_seqlens_q) f("cu_seqlens_q", a.cu_seqlens_q, 1, a.batch + 1);
   if (a.cu_seqlens_kv) f("cu_seqlens_kv", a.cu_seqlens_kv, 1, a.batch + 1);
-  if (a.leftpad_kv) f("leftpad_kv", a.leftpad_kv, a.batch, 1);
-  if (a.prefix) f("prefix_lengths", a.prefix, a.batch, 1);
-  if (a.cache_batch_idx) f("cache_batch_idx", a.cache_batch_idx, a.batch, 1);
   if (a.page_table) f("page_table", a.page_table, a.batch, a.seqlen_kv / a.page_size);
 }
 

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "device/tensor_members.hpp"
+#include "device/extent.hpp"
+#include "tessella/arguments.hpp"
 
 namespace tessella::tests {
 namespace {
@@ -30,7 +31,8 @@ std::vector<HostBlock> blocks_of(const tessella_forward_args& args) {
   const auto add = [&](const tessella_tensor& t, bool is_output) {
     blocks.push_back({static_cast<std::byte*>(t.data), cli::extent_bytes(t), is_output});
   };
-  for (const cli::TensorMember member : cli::kTensorMembers) {
+  for (const detail::TensorField& field : detail::kTensorFields) {
+    const auto member = field.member;
     if (args.*member == nullptr) continue;
     add(*(args.*member), member == &tessella_forward_args::out || member == &tessella_forward_args::lse);
   }
@@ -40,7 +42,8 @@ std::vector<HostBlock> blocks_of(const tessella_forward_args& args) {
 
 tessella_forward_args said_to_be_on_gpu(const tessella_forward_args& args, std::deque<tessella_tensor>& tensors) {
   tessella_forward_args changed = args;
-  for (const cli::TensorMember member : cli::kTensorMembers) {
+  for (const detail::TensorField& field : detail::kTensorFields) {
+    const auto member = field.member;
     if (args.*member == nullptr) continue;
     tensors.push_back(*(args.*member));
     tensors.back().device_type = TESSELLA_CUDA;
@@ -103,7 +106,8 @@ void* GpuTwin::at(const void* host) const {
 
 tessella_forward_args GpuTwin::args(const tessella_forward_args& host, bool shows_device) {
   tessella_forward_args args = host;
-  for (const cli::TensorMember member : cli::kTensorMembers) {
+  for (const detail::TensorField& field : detail::kTensorFields) {
+    const auto member = field.member;
     if (host.*member != nullptr) args.*member = &tensors_.emplace_back(twin(*(host.*member), shows_device));
   }
   for (int32_t i = 0; i < host.num_mod_args; ++i) mod_args_.push_back(twin(host.mod_args[i], shows_device));
@@ -115,7 +119,7 @@ tessella_backward_args GpuTwin::args(const tessella_backward_args& host, bool sh
   tessella_backward_args args = host;
   forward_ = this->args(*host.forward, shows_device);
   args.forward = &forward_;
-  for (const auto member : cli::kGradientMembers) {
+  for (const auto member : detail::kGradientFields) {
     if (host.*member != nullptr) args.*member = &tensors_.emplace_back(twin(*(host.*member), shows_device));
   }
   return args;

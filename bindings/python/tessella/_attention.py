@@ -54,13 +54,8 @@ def attention(
         return_lse: return (out, lse).
         stream: on a GPU, where the work is queued and the call returns at once: a handle, a stream of torch or cupy, or
             an object with __cuda_stream__; None = torch's or cupy's current stream. Ignored on the CPU.
-        options: mask ("causal", "causal_top_left" or parts joined with &), scale, softcap, dropout, seed, offset, bias,
-            alibi_slopes, sink, seqlens_q, seqlens_kv, cu_seqlens_q, cu_seqlens_kv, leftpad_kv, page_table,
-            cache_batch_idx, draft_mask, schedule, q_scale, k_scale, v_scale, out_scale, scale_block, kv_dtype,
-            first_batch, first_head, first_query, first_key, whole_heads_q, max_seqlen_q, max_seqlen_kv, score_mod,
-            score_mod_gradient, mask_mod, mod_args, out_dtype, kernel, num_splits, num_sms, num_threads, deterministic,
-            batch_invariant, query_class, cache_settled, check_device_values, cancel: tessella.Options says what each
-            is.
+        options: tessella.Options says what each is: mask ("causal", "causal_top_left" or parts joined with &), scale,
+            softcap, bias, lengths and all else.
 
     Returns:
         out, of the kind, device and dtype of q (or out_dtype); a query that sees no key gets 0. With return_lse also

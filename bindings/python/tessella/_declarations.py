@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes as c
+from typing import Any
+
+from ._options import STRUCTS
 
 # Statuses.
 OK = 0
@@ -71,46 +74,6 @@ class Tensor(c.Structure):
     ]
 
 
-class ForwardArgs(c.Structure):
-    """tessella_forward_args: every pointer of a call."""
-
-    _fields_ = [
-        ("struct_size", c.c_size_t),
-        ("q", c.POINTER(Tensor)),
-        ("k", c.POINTER(Tensor)),
-        ("v", c.POINTER(Tensor)),
-        ("out", c.POINTER(Tensor)),
-        ("lse", c.POINTER(Tensor)),
-        ("q_scale", c.POINTER(Tensor)),
-        ("k_scale", c.POINTER(Tensor)),
-        ("v_scale", c.POINTER(Tensor)),
-        ("out_scale", c.POINTER(Tensor)),
-        ("amax", c.POINTER(Tensor)),
-        ("seqlens_q", c.POINTER(Tensor)),
-        ("seqlens_kv", c.POINTER(Tensor)),
-        ("cu_seqlens_q", c.POINTER(Tensor)),
-        ("cu_seqlens_kv", c.POINTER(Tensor)),
-        ("leftpad_kv", c.POINTER(Tensor)),
-        ("page_table", c.POINTER(Tensor)),
-        ("bias", c.POINTER(Tensor)),
-        ("alibi_slopes", c.POINTER(Tensor)),
-        ("sink", c.POINTER(Tensor)),
-        ("dense_mask", c.POINTER(Tensor)),
-        ("block_map", c.POINTER(Tensor)),
-        ("document_ids_q", c.POINTER(Tensor)),
-        ("document_ids_kv", c.POINTER(Tensor)),
-        ("prefix_lengths", c.POINTER(Tensor)),
-        ("key_ranges", c.POINTER(Tensor)),
-        ("draft_mask", c.POINTER(Tensor)),
-        ("seed", c.POINTER(Tensor)),
-        ("offset", c.POINTER(Tensor)),
-        ("mod_args", c.POINTER(Tensor)),
-        ("num_mod_args", c.c_int32),
-        ("cache_batch_idx", c.POINTER(Tensor)),
-        ("schedule", c.POINTER(Tensor)),
-    ]
-
-
 class Allocator(c.Structure):
     """tessella_allocator: where plain calls take their workspace from."""
 
@@ -121,158 +84,84 @@ class Allocator(c.Structure):
     ]
 
 
+# Kinds of fields in the table of arguments and options.
+_TYPES: dict[str, Any] = {
+    "tensor": c.POINTER(Tensor),
+    "tensors": c.POINTER(Tensor),
+    "int32": c.c_int32,
+    "int64": c.c_int64,
+    "uint64": c.c_uint64,
+    "real": c.c_float,
+    "switch": c.c_int32,
+    "words": c.c_int32,
+    "dtype": c.c_int32,
+    "gradients": c.c_int32,
+    "string": c.c_char_p,
+    "source": c.c_char_p,
+    "allocator": c.POINTER(Allocator),
+    "cancel": c.POINTER(c.c_int32),
+}
+
+
+def _fields(struct: str) -> list[tuple[str, Any]]:
+    return [("struct_size", c.c_size_t), *((name, _TYPES[kind]) for name, kind in STRUCTS[struct])]
+
+
+class ForwardArgs(c.Structure):
+    """tessella_forward_args: every pointer of a call."""
+
+    _fields_ = _fields("forward_args")
+
+
+_TYPES["struct"] = c.POINTER(ForwardArgs)
+
+
 class AttentionOptions(c.Structure):
     """tessella_attention_options: what is computed."""
 
-    _fields_ = [
-        ("struct_size", c.c_size_t),
-        ("scale", c.c_float),
-        ("softcap", c.c_float),
-        ("dropout", c.c_float),
-        ("causal_top_left", c.c_int32),
-        ("window_left", c.c_int64),
-        ("window_right", c.c_int64),
-        ("chunk", c.c_int64),
-        ("keep_first", c.c_int64),
-        ("block_map_q", c.c_int64),
-        ("block_map_kv", c.c_int64),
-        ("seed", c.c_uint64),
-        ("offset", c.c_uint64),
-        ("first_batch", c.c_int64),
-        ("first_head", c.c_int64),
-        ("first_query", c.c_int64),
-        ("first_key", c.c_int64),
-        ("whole_heads_q", c.c_int64),
-        ("score_mod", c.c_char_p),
-        ("score_mod_gradient", c.c_char_p),
-        ("mask_mod", c.c_char_p),
-        ("scale_block", c.c_int64),
-        ("out_dtype", c.c_int32),
-        ("deterministic", c.c_int32),
-        ("batch_invariant", c.c_int32),
-        ("query_class", c.c_int32),
-        ("num_splits", c.c_int32),
-        ("num_sms", c.c_int32),
-        ("num_threads", c.c_int32),
-        ("check_device_values", c.c_int32),
-        ("max_seqlen_q", c.c_int64),
-        ("max_seqlen_kv", c.c_int64),
-        ("kernel", c.c_char_p),
-        ("allocator", c.POINTER(Allocator)),
-        ("cancel", c.POINTER(c.c_int32)),
-        ("cache_settled", c.c_int32),
-    ]
+    _fields_ = _fields("attention_options")
 
 
 class BackwardArgs(c.Structure):
     """tessella_backward_args: a forward call and its gradients."""
 
-    _fields_ = [
-        ("struct_size", c.c_size_t),
-        ("forward", c.POINTER(ForwardArgs)),
-        ("d_out", c.POINTER(Tensor)),
-        ("d_lse", c.POINTER(Tensor)),
-        ("dq", c.POINTER(Tensor)),
-        ("dk", c.POINTER(Tensor)),
-        ("dv", c.POINTER(Tensor)),
-        ("d_bias", c.POINTER(Tensor)),
-        ("d_sink", c.POINTER(Tensor)),
-        ("d_alibi_slopes", c.POINTER(Tensor)),
-        ("accumulate", c.c_int32),
-    ]
+    _fields_ = _fields("backward_args")
 
 
 class MergeArgs(c.Structure):
     """tessella_merge_args: states of attention, and the one that they become."""
 
-    _fields_ = [
-        ("struct_size", c.c_size_t),
-        ("outs", c.POINTER(Tensor)),
-        ("lses", c.POINTER(Tensor)),
-        ("out", c.POINTER(Tensor)),
-        ("lse", c.POINTER(Tensor)),
-        ("num_states", c.c_int32),
-    ]
+    _fields_ = _fields("merge_args")
 
 
 class MergeOptions(c.Structure):
     """tessella_merge_options: how states are merged."""
 
-    _fields_ = [
-        ("struct_size", c.c_size_t),
-        ("num_sms", c.c_int32),
-        ("num_threads", c.c_int32),
-        ("max_seqlen", c.c_int64),
-        ("kernel", c.c_char_p),
-        ("allocator", c.POINTER(Allocator)),
-        ("cancel", c.POINTER(c.c_int32)),
-    ]
+    _fields_ = _fields("merge_options")
 
 
 class AppendArgs(c.Structure):
     """tessella_append_args: new rows, the caches that they go into, and what says where."""
 
-    _fields_ = [
-        ("struct_size", c.c_size_t),
-        ("k_new", c.POINTER(Tensor)),
-        ("v_new", c.POINTER(Tensor)),
-        ("k", c.POINTER(Tensor)),
-        ("v", c.POINTER(Tensor)),
-        ("seqlens_kv", c.POINTER(Tensor)),
-        ("seqlens_new", c.POINTER(Tensor)),
-        ("cu_seqlens_new", c.POINTER(Tensor)),
-        ("page_table", c.POINTER(Tensor)),
-        ("cache_batch_idx", c.POINTER(Tensor)),
-        ("leftpad_kv", c.POINTER(Tensor)),
-        ("rotary_cos", c.POINTER(Tensor)),
-        ("rotary_sin", c.POINTER(Tensor)),
-        ("rotary_offsets", c.POINTER(Tensor)),
-        ("q", c.POINTER(Tensor)),
-        ("q_out", c.POINTER(Tensor)),
-        ("k_scale", c.POINTER(Tensor)),
-        ("v_scale", c.POINTER(Tensor)),
-    ]
+    _fields_ = _fields("append_args")
 
 
 class AppendOptions(c.Structure):
     """tessella_append_options: how rows are rotated."""
 
-    _fields_ = [
-        ("struct_size", c.c_size_t),
-        ("rotary_interleaved", c.c_int32),
-        ("num_sms", c.c_int32),
-        ("num_threads", c.c_int32),
-        ("check_device_values", c.c_int32),
-        ("max_seqlen_new", c.c_int64),
-        ("kernel", c.c_char_p),
-        ("allocator", c.POINTER(Allocator)),
-        ("cancel", c.POINTER(c.c_int32)),
-        ("scale_block", c.c_int64),
-    ]
+    _fields_ = _fields("append_options")
 
 
 class CopyPagesArgs(c.Structure):
     """tessella_copy_pages_args: pools, and which of their pages become which."""
 
-    _fields_ = [
-        ("struct_size", c.c_size_t),
-        ("pools", c.POINTER(Tensor)),
-        ("num_pools", c.c_int32),
-        ("pairs", c.POINTER(Tensor)),
-    ]
+    _fields_ = _fields("copy_pages_args")
 
 
 class CopyPagesOptions(c.Structure):
     """tessella_copy_pages_options: what a copy may use."""
 
-    _fields_ = [
-        ("struct_size", c.c_size_t),
-        ("num_sms", c.c_int32),
-        ("num_threads", c.c_int32),
-        ("kernel", c.c_char_p),
-        ("allocator", c.POINTER(Allocator)),
-        ("cancel", c.POINTER(c.c_int32)),
-    ]
+    _fields_ = _fields("copy_pages_options")
 
 
 class Call(c.Structure):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes as c
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -14,12 +13,13 @@ from ._cancel import pointer_of
 from ._errors import InvalidArgument
 from ._foreign import no_option
 from ._mask import Mask, mask_of
+from ._options import KINDS, STRUCTS, WORDS
 from ._scalars import INT32, UINT64, integer, real, string, switch
 
 MAX_MOD_ARGS = 8
 
 # Fields of tessella_forward_args that hold one array each.
-ARRAYS = [name for name, kind, *_ in d.ForwardArgs._fields_ if kind is c.POINTER(d.Tensor) and name != "mod_args"]
+ARRAYS = [name for name, kind in STRUCTS["forward_args"] if kind == "tensor"]
 
 
 class Fields(Protocol):
@@ -110,10 +110,10 @@ def _set_deterministic(fields: Fields, name: str, value: Any) -> None:
         raise TypeError(f"{name} is {value!r}, expected True, False or 'auto'")
 
 
-def _set_query_class(fields: Fields, name: str, value: Any) -> None:
-    if value not in QUERY_CLASSES:
-        raise InvalidArgument(f"{name} is {value!r}, expected one of {', '.join(QUERY_CLASSES)}")
-    fields.set_option(name, QUERY_CLASSES.index(value))
+def _set_word(fields: Fields, name: str, value: Any) -> None:
+    if value not in WORDS[name]:
+        raise InvalidArgument(f"{name} is {value!r}, expected one of {', '.join(WORDS[name])}")
+    fields.set_option(name, WORDS[name].index(value))
 
 
 def _set_string(fields: Fields, name: str, value: Any) -> None:
@@ -156,57 +156,24 @@ def _set_cancel(fields: Fields, name: str, value: Any) -> None:
     fields.set_option(name, pointer_of(name, value))
 
 
-# By their numbers in C.
-QUERY_CLASSES = ("automatic", "few", "many")
-
-_SETTERS: dict[str, Callable[[Fields, str, Any], None]] = {
-    "mask": _set_mask,
-    "scale": _set_real,
-    "softcap": _set_real,
-    "dropout": _set_real,
-    "seed": _set_seed,
-    "offset": _set_seed,
-    "bias": _set_array,
-    "alibi_slopes": _set_array,
-    "sink": _set_array,
-    "seqlens_q": _set_array,
-    "seqlens_kv": _set_array,
-    "cu_seqlens_q": _set_array,
-    "cu_seqlens_kv": _set_array,
-    "leftpad_kv": _set_array,
-    "page_table": _set_array,
-    "cache_batch_idx": _set_array,
-    "draft_mask": _set_array,
-    "schedule": _set_array,
-    "q_scale": _set_array,
-    "k_scale": _set_array,
-    "v_scale": _set_array,
-    "out_scale": _set_array,
-    "scale_block": _set_int64,
-    "kv_dtype": _set_kv_dtype,
-    "first_batch": _set_int64,
-    "first_head": _set_int64,
-    "first_query": _set_int64,
-    "first_key": _set_int64,
-    "whole_heads_q": _set_int64,
-    "max_seqlen_q": _set_int64,
-    "max_seqlen_kv": _set_int64,
-    "score_mod": _set_string,
-    "score_mod_gradient": _set_string,
-    "mask_mod": _set_string,
-    "mod_args": _set_mod_args,
-    "out_dtype": _set_dtype,
-    "kernel": _set_string,
-    "num_splits": _set_int32,
-    "num_sms": _set_int32,
-    "num_threads": _set_int32,
-    "deterministic": _set_deterministic,
-    "batch_invariant": _set_switch,
-    "query_class": _set_query_class,
-    "cache_settled": _set_switch,
-    "check_device_values": _set_switch,
+_OF_KIND: dict[str, Callable[[Fields, str, Any], None]] = {
+    "tensor": _set_array,
+    "tensors": _set_mod_args,
+    "int32": _set_int32,
+    "int64": _set_int64,
+    "real": _set_real,
+    "switch": _set_switch,
+    "words": _set_word,
+    "dtype": _set_dtype,
+    "string": _set_string,
+    "source": _set_string,
     "cancel": _set_cancel,
+    "mask": _set_mask,
+    "kv_dtype": _set_kv_dtype,
 }
+# Keywords that mean more than their kind says.
+_OF_NAME = {"seed": _set_seed, "offset": _set_seed, "deterministic": _set_deterministic}
+_SETTERS = {name: _OF_NAME.get(name) or _OF_KIND[kind] for name, kind in KINDS.items()}
 
 # Options that are arguments of a call, like q, k and v, where all others say what is computed.
 ARGUMENTS = frozenset(name for name, setter in _SETTERS.items() if setter in (_set_array, _set_mod_args))

@@ -221,10 +221,10 @@ def test_every_option_has_a_case():
     assert used | others | needs_a_gpu | of_another_file == set(tessella.Options.__annotations__)
 
 
-@pytest.mark.parametrize("documented", [tessella.Options, tessella.attention])
-def test_every_option_is_documented(documented):
-    words = set(re.findall(r"\w+", documented.__doc__))
+def test_every_option_is_documented():
+    words = set(re.findall(r"\w+", tessella.Options.__doc__))
     assert not set(tessella.Options.__annotations__) - words
+    assert "tessella.Options" in tessella.attention.__doc__
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])

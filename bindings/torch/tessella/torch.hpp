@@ -29,21 +29,27 @@
 
 namespace tessella::torch {
 
-// Arrays of a call beside q, k and v, as ForwardArgs names and shapes them; an undefined tensor is absent.
+// Arrays of a call beside q, k and v, as ForwardArgs names and shapes them; an undefined tensor is absent. out is made
+// when absent, and lse is not written then; schedule is made by decode_schedule or by mask_map.
 struct Tensors {
-  at::Tensor out = {};  // (batch, seqlen_q, heads_q, head_dim_v), dtype of q or f32; made when absent
-  at::Tensor lse = {};  // (batch, heads_q, seqlen_q) f32; not written when absent
+  // generated: tensors, from src/api/arguments.toml
+  at::Tensor out = {};
+  at::Tensor lse = {};
+  at::Tensor q_scale = {}, k_scale = {}, v_scale = {};
+  at::Tensor out_scale = {};
+  at::Tensor amax = {};
   at::Tensor seqlens_q = {}, seqlens_kv = {};
   at::Tensor cu_seqlens_q = {}, cu_seqlens_kv = {};
   at::Tensor leftpad_kv = {};
   at::Tensor page_table = {};
   at::Tensor cache_batch_idx = {};
   at::Tensor draft_mask = {};
-  at::Tensor schedule = {};  // by decode_schedule, or by mask_map
+  at::Tensor schedule = {};
   at::Tensor bias = {};
   at::Tensor alibi_slopes = {};
   at::Tensor sink = {};
   at::Tensor seed = {}, offset = {};
+  // end of generated
   std::vector<at::Tensor> mod_args = {};
   // What the mask views, if the graph is to keep it until the backward is done.
   std::vector<at::Tensor> mask_arrays = {};
@@ -150,25 +156,30 @@ inline const tessella_allocator* cuda_allocator() {
 }
 
 inline ForwardArgs forward_args(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Tensors& tensors) {
-  ForwardArgs args{.q = required(q, "q"),
-                   .k = required(k, "k"),
-                   .v = required(v, "v"),
-                   .out = view(tensors.out, "out"),
-                   .lse = view(tensors.lse, "lse"),
-                   .seqlens_q = view(tensors.seqlens_q, "seqlens_q"),
-                   .seqlens_kv = view(tensors.seqlens_kv, "seqlens_kv"),
-                   .cu_seqlens_q = view(tensors.cu_seqlens_q, "cu_seqlens_q"),
-                   .cu_seqlens_kv = view(tensors.cu_seqlens_kv, "cu_seqlens_kv"),
-                   .leftpad_kv = view(tensors.leftpad_kv, "leftpad_kv"),
-                   .page_table = view(tensors.page_table, "page_table"),
-                   .cache_batch_idx = view(tensors.cache_batch_idx, "cache_batch_idx"),
-                   .draft_mask = view(tensors.draft_mask, "draft_mask"),
-                   .schedule = view(tensors.schedule, "schedule"),
-                   .bias = view(tensors.bias, "bias"),
-                   .alibi_slopes = view(tensors.alibi_slopes, "alibi_slopes"),
-                   .sink = view(tensors.sink, "sink"),
-                   .seed = view(tensors.seed, "seed"),
-                   .offset = view(tensors.offset, "offset")};
+  ForwardArgs args{.q = required(q, "q"), .k = required(k, "k"), .v = required(v, "v")};
+  // generated: views, from src/api/arguments.toml
+  args.out = view(tensors.out, "out");
+  args.lse = view(tensors.lse, "lse");
+  args.q_scale = view(tensors.q_scale, "q_scale");
+  args.k_scale = view(tensors.k_scale, "k_scale");
+  args.v_scale = view(tensors.v_scale, "v_scale");
+  args.out_scale = view(tensors.out_scale, "out_scale");
+  args.amax = view(tensors.amax, "amax");
+  args.seqlens_q = view(tensors.seqlens_q, "seqlens_q");
+  args.seqlens_kv = view(tensors.seqlens_kv, "seqlens_kv");
+  args.cu_seqlens_q = view(tensors.cu_seqlens_q, "cu_seqlens_q");
+  args.cu_seqlens_kv = view(tensors.cu_seqlens_kv, "cu_seqlens_kv");
+  args.leftpad_kv = view(tensors.leftpad_kv, "leftpad_kv");
+  args.page_table = view(tensors.page_table, "page_table");
+  args.cache_batch_idx = view(tensors.cache_batch_idx, "cache_batch_idx");
+  args.draft_mask = view(tensors.draft_mask, "draft_mask");
+  args.schedule = view(tensors.schedule, "schedule");
+  args.bias = view(tensors.bias, "bias");
+  args.alibi_slopes = view(tensors.alibi_slopes, "alibi_slopes");
+  args.sink = view(tensors.sink, "sink");
+  args.seed = view(tensors.seed, "seed");
+  args.offset = view(tensors.offset, "offset");
+  // end of generated
   for (const at::Tensor& array : tensors.mod_args) args.mod_args.push_back(required(array, "mod_args"));
   return args;
 }
