@@ -202,6 +202,49 @@ def c_struct(name: str, struct: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+# --- the schemas of torch's operators
+
+
+TORCH_TYPES = {
+    "int32": "int={0}",
+    "int64": "SymInt={0}",
+    "uint64": "int={0}",
+    "real": "float={0}.0",
+    "switch": "bool=False",
+    "words": "int={0}",
+    "dtype": "ScalarType?=None",
+    "string": "str?=None",
+    "source": "str?=None",
+}
+
+
+def torch_schemas(table: dict[str, Any]) -> dict[str, str]:
+    """Operator of torch -> the arguments of its schema that attention has, from q on.
+
+    A seed and an offset may be numbers and tensors; Inductor has an argument "kernel" of its own beside an operator's.
+    amax, which is written, is the operator's that writes.
+    """
+
+    def arguments(left_out: str) -> str:
+        tensors, options = [], []
+        for row in rows(table["forward_args"], "torch"):
+            if row.get("cached") == left_out or row["kind"] != "tensor" or row["names"] == ["amax"]:
+                continue
+            tensors += [f"{name}_tensor" if name in ("seed", "offset") else name for name in row["names"]]
+        for row in rows(table["attention_options"], "torch"):
+            if row.get("cached") == left_out:
+                continue
+            default = row.get("default", 0)
+            spelled = "float?=None" if default == "NAN" else TORCH_TYPES[row["kind"]].format(default)
+            kind, default = row.get("torch", spelled).split("=")
+            options += [f"{kind} {'kernel_name' if name == 'kernel' else name}={default}" for name in row["names"]]
+        named = [f"Tensor? {name}=None" for name in tensors]
+        first = ("Tensor q, Tensor k, Tensor v, *", "str layout='bshd'")
+        return ", ".join((*first, *named, "Tensor[]? mod_args=None", *options))
+
+    return {"attention": arguments("only"), "attention_cached": arguments("not") + ", str? kv_dtype=None"}
+
+
 # --- tessella/arguments.hpp
 
 
@@ -324,7 +367,13 @@ def cpp_tables(table: dict[str, Any]) -> list[str]:
             field = {"switch": f"SwitchField{{{member}}}", "words": f"WordsField{{{member}, {{{words}}}}}",
                      "dtype": f"DtypeField{{{member}}}"}.get(row["kind"], member)
             lines.append(f'  f("{name}", {field}, {literal(help_of(row, name))});')
-    return [*lines, "}", ""]
+    lines += ["}", "", "// Arguments of torch's operators tessella::attention and tessella::attention_cached, in torch's words."]
+    for name, schema in torch_schemas(table).items():
+        pieces = textwrap.wrap(schema, 108, drop_whitespace=False, break_on_hyphens=False)
+        lines.append(f"inline constexpr const char* k{name.title().replace('_', '')}Schema =")
+        lines += [f"    {literal(piece)}" for piece in pieces]
+        lines[-1] += ";"
+    return [*lines, ""]
 
 
 ARGUMENTS_HPP = f"""\
@@ -484,6 +533,10 @@ def options_py(table: dict[str, Any]) -> str:
         lines.append(f'    "{name}": (')
         lines += [f'        ("{field}", "{row["kind"]}"),' for _, field, row in c_fields(struct)]
         lines.append("    ),")
+    lines += ["}", "", "# Operators tessella::NAME of torch -> the arguments of their schemas, from q on.", "SCHEMAS = {"]
+    for name, schema in torch_schemas(table).items():
+        pieces = textwrap.wrap(schema, 108, drop_whitespace=False, break_on_hyphens=False)
+        lines += [f'    "{name}": (', *(f"        {literal(piece)}" for piece in pieces), "    ),"]
     return OPTIONS_PY + "\n".join([*lines, "}"]) + "\n"
 
 

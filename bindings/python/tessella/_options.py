@@ -58,6 +58,7 @@ class Options(TypedDict, total=False):
         rows; packed tensors have blocks of their rows and one batch, or a batch and one block. They may lie between the
         rows that they are of. k_scale and v_scale: beside k and v of 8 or 4 bits alone. No kernel applies q_scale yet.
     out_scale: as q_scale, over out, float32; out holds the result divided by it; no kernel takes it yet.
+    amax: as q_scale, over out, float32; written: the largest |result| that an entry covers; no kernel writes it yet.
     seqlens_q, seqlens_kv: (batch) int32; valid lengths of q, and of k and v; out rows past seqlens_q are 0, their lse
         -inf.
     cu_seqlens_q, cu_seqlens_kv: (batch + 1) int32; packed variable length: sequence b is rows [cu[b], cu[b + 1]) of
@@ -126,6 +127,7 @@ class Options(TypedDict, total=False):
     k_scale: Any
     v_scale: Any
     out_scale: Any
+    amax: Any
     seqlens_q: Any
     seqlens_kv: Any
     cu_seqlens_q: Any
@@ -176,6 +178,7 @@ KINDS = {
     "k_scale": "tensor",
     "v_scale": "tensor",
     "out_scale": "tensor",
+    "amax": "tensor",
     "seqlens_q": "tensor",
     "seqlens_kv": "tensor",
     "cu_seqlens_q": "tensor",
@@ -341,5 +344,38 @@ STRUCTS = {
         ("kernel", "string"),
         ("allocator", "allocator"),
         ("cancel", "cancel"),
+    ),
+}
+
+# Operators tessella::NAME of torch -> the arguments of their schemas, from q on.
+SCHEMAS = {
+    "attention": (
+        "Tensor q, Tensor k, Tensor v, *, str layout='bshd', Tensor? seqlens_q=None, Tensor? seqlens_kv=None, Tensor?"
+        " cu_seqlens_q=None, Tensor? cu_seqlens_kv=None, Tensor? leftpad_kv=None, Tensor? schedule=None, Tensor? "
+        "bias=None, Tensor? alibi_slopes=None, Tensor? sink=None, Tensor? dense_mask=None, Tensor? block_map=None, "
+        "Tensor? document_ids_q=None, Tensor? document_ids_kv=None, Tensor? prefix_lengths=None, Tensor? "
+        "seed_tensor=None, Tensor? offset_tensor=None, Tensor[]? mod_args=None, bool causal_top_left=False, SymInt "
+        "window_left=-1, SymInt window_right=-1, SymInt chunk=0, SymInt keep_first=0, SymInt block_map_q=0, SymInt "
+        "block_map_kv=0, float? scale=None, float softcap=0.0, float dropout=0.0, int seed=0, int offset=0, SymInt "
+        "first_batch=0, SymInt first_head=0, SymInt first_query=0, SymInt first_key=0, SymInt whole_heads_q=0, str? "
+        "score_mod=None, str? score_mod_gradient=None, str? mask_mod=None, ScalarType? out_dtype=None, bool? "
+        "deterministic=None, bool batch_invariant=False, int query_class=0, int num_splits=0, int num_sms=0, int? "
+        "num_threads=None, bool check_device_values=False, SymInt max_seqlen_q=0, SymInt max_seqlen_kv=0, str? "
+        "kernel_name=None, bool cache_settled=False"
+    ),
+    "attention_cached": (
+        "Tensor q, Tensor k, Tensor v, *, str layout='bshd', Tensor? q_scale=None, Tensor? k_scale=None, Tensor? "
+        "v_scale=None, Tensor? out_scale=None, Tensor? seqlens_q=None, Tensor? seqlens_kv=None, Tensor? "
+        "cu_seqlens_q=None, Tensor? cu_seqlens_kv=None, Tensor? leftpad_kv=None, Tensor? page_table=None, Tensor? "
+        "cache_batch_idx=None, Tensor? draft_mask=None, Tensor? schedule=None, Tensor? bias=None, Tensor? "
+        "alibi_slopes=None, Tensor? sink=None, Tensor? dense_mask=None, Tensor? block_map=None, Tensor? "
+        "document_ids_q=None, Tensor? document_ids_kv=None, Tensor? prefix_lengths=None, Tensor[]? mod_args=None, "
+        "bool causal_top_left=False, SymInt window_left=-1, SymInt window_right=-1, SymInt chunk=0, SymInt "
+        "keep_first=0, SymInt block_map_q=0, SymInt block_map_kv=0, float? scale=None, float softcap=0.0, SymInt "
+        "first_batch=0, SymInt first_head=0, SymInt first_query=0, SymInt first_key=0, SymInt whole_heads_q=0, str? "
+        "score_mod=None, str? mask_mod=None, SymInt scale_block=0, ScalarType? out_dtype=None, bool "
+        "batch_invariant=False, int query_class=0, int num_splits=0, int num_sms=0, int? num_threads=None, bool "
+        "check_device_values=False, SymInt max_seqlen_q=0, SymInt max_seqlen_kv=0, str? kernel_name=None, bool "
+        "cache_settled=False, str? kv_dtype=None"
     ),
 }

@@ -180,7 +180,7 @@ def test_check_wants_the_seed():
 
 
 SLICES = {"first_batch", "first_head", "first_query", "first_key", "whole_heads_q"}
-SCALES = {"q_scale", "k_scale", "v_scale", "out_scale", "scale_block", "kv_dtype"}
+SCALES = {"q_scale", "k_scale", "v_scale", "out_scale", "amax", "scale_block", "kv_dtype"}
 
 
 def test_slices_of_batch_and_heads_have_the_dropout_of_the_whole():
@@ -199,7 +199,7 @@ def test_slices_of_batch_and_heads_have_the_dropout_of_the_whole():
 def test_scales_are_errors_with_their_reason():
     q, k, v = operands(np.float32)
     ones = np.ones((1, 1, 1), np.float32)
-    for name in ("q_scale", "out_scale"):
+    for name in ("q_scale", "out_scale", "amax"):
         with pytest.raises(
             tessella.Unsupported, match=r"^forward: no forward kernel on the CPU supports q_scale/out_scale/amax$"
         ):

@@ -21,7 +21,7 @@ def fresh():
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("operator", ["attention", "attention_lse"])
+@pytest.mark.parametrize("operator", ["attention", "attention_lse", "attention_cached", "attention_cached_lse"])
 def test_opcheck(operator, qkv):
     q, k, v = qkv
     function = getattr(torch.ops.tessella, operator).default
@@ -30,13 +30,15 @@ def test_opcheck(operator, qkv):
     named = {"bias": bias, "window_right": 0, "softcap": 3.0, "max_seqlen_q": 9, "max_seqlen_kv": 13}
     torch.library.opcheck(function, (q, k, v), named)
     swapped = tuple(tensor.transpose(1, 2) for tensor in qkv)
-    torch.library.opcheck(function, swapped, {"layout": "bhsd", "out_dtype": torch.float32, "deterministic": True})
+    own = {"cache_settled": True} if "cached" in operator else {"deterministic": True}
+    torch.library.opcheck(function, swapped, {"layout": "bhsd", "out_dtype": torch.float32, **own})
 
 
 def test_opcheck_of_given_outputs(qkv):
     out, lse = torch.empty(2, 9, 4, 8, device=qkv[0].device), torch.empty(2, 4, 9, device=qkv[0].device)
     for outputs in ((out, None), (out, lse)):
         torch.library.opcheck(torch.ops.tessella.attention_out.default, (*outputs, *qkv))
+        torch.library.opcheck(torch.ops.tessella.attention_cached_out.default, (*outputs, None, *qkv))
 
 
 SOURCE = "layout=bhsd&x;%26 'a' \"b\" \\n\n\r\u00e9"
@@ -44,18 +46,24 @@ _NOT_OF_TORCH = ("struct_size", "allocator", "cancel")
 FIELDS = {name: kind for name, kind in d.AttentionOptions._fields_ if name not in _NOT_OF_TORCH}
 
 
-def test_every_field_passes_through(qkv, monkeypatch):
+@pytest.mark.parametrize("operator", ["attention", "attention_cached"])
+def test_every_field_passes_through(operator, qkv, monkeypatch):
     """Each field of the C structs arrives as it was set; none of them is cut or renamed on the way."""
+    from tessella._options import SCHEMAS
     from tessella.torch import _attention, _schema, _tensor
+
+    def has(name):
+        return re.search(rf"\b{name}=", SCHEMAS[operator]) is not None
 
     values = {c.c_float: 0.5, c.c_int32: 2**31 - 1, c.c_int64: 2**63 - 1, c.c_uint64: 2**64 - 1, c.c_char_p: SOURCE}
     expected = {name: values[kind] for name, kind in FIELDS.items()}
     expected.update(dict.fromkeys(("causal_top_left", "batch_invariant", "cache_settled", "check_device_values"), 1))
     expected.update(deterministic=2, out_dtype=d.BF16)
+    expected = {name: value for name, value in expected.items() if has(_schema.OPTIONS[name].name)}
     given = _attention._Arguments()
     for name, value in expected.items():
         given.set_option(name, value)
-    arrays = [name for name, _ in d.ForwardArgs._fields_ if name in _schema.TENSORS]
+    arrays = [name for name, _ in d.ForwardArgs._fields_ if name in _schema.TENSORS and has(_schema.TENSORS[name])]
     for name in arrays:
         given.set_array(name, qkv[0])
     given.set_mod_args([qkv[1], qkv[2]])
@@ -69,18 +77,28 @@ def test_every_field_passes_through(qkv, monkeypatch):
         return q.clone()
 
     with torch.library._scoped_library("tessella_test", "FRAGMENT") as library:
-        library.define(f"fields({_schema.SCHEMA}) -> Tensor")
+        library.define(f"fields({SCHEMAS[operator]}) -> Tensor")
         library.impl("fields", kernel, "CompositeExplicitAutograd")
         torch.ops.tessella_test.fields(*qkv, **given.named)
     got = {name: getattr(call.options, name) for name in expected}
     assert got == {name: value.encode() if isinstance(value, str) else value for name, value in expected.items()}
-    assert seen == arrays and len(mod_args) == 2
+    assert sorted(seen) == sorted(arrays) and len(mod_args) == 2
 
 
-def test_defaults_are_those_of_c(qkv):
+def test_every_field_is_in_one_of_the_schemas():
+    from tessella._options import SCHEMAS
+    from tessella.torch import _schema
+
+    names = {name for schema in SCHEMAS.values() for name in re.findall(r"(\w+)=", schema)}
+    wanted = {*_schema.TENSORS.values(), *(option.name for option in _schema.OPTIONS.values())}
+    assert wanted - names == {"amax"}  # which attention_cached_out writes
+
+
+@pytest.mark.parametrize("operator", ["attention", "attention_cached"])
+def test_defaults_are_those_of_c(operator, qkv):
     from tessella.torch import _tensor
 
-    schema = torch.ops.tessella.attention.default._schema
+    schema = getattr(torch.ops.tessella, operator).default._schema
     defaults = {argument.name: argument.default_value for argument in schema.arguments}
     call = _tensor.TensorCall()
     call.fill_tensors(*qkv, {name: value for name, value in defaults.items() if name not in ("q", "k", "v")})

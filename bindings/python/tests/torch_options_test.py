@@ -80,6 +80,17 @@ def test_slots_and_drafts(device):
     comparison.assert_matches(tensors.array(out), q, k, v, tensors.array(lse), window=(-1, 0))
 
 
+def test_calls_on_caches_have_no_dropout_and_write_an_amax(device):
+    q, k, v = (tensors.tensor(array, device) for array in options_test.operands(np.float32))
+    order = tensors.options({"cache_batch_idx": np.arange(len(q), dtype=np.int32)}, device)
+    with pytest.raises(tessella.Unsupported, match="^forward: dropout is given beside cache_batch_idx, expected tess"):
+        tessella.torch.attention(q, k, v, dropout=0.1, **order)
+    alone = tessella.torch.attention(q, k, v)
+    assert torch.equal(tessella.torch.attention(q, k, v, seed=3, deterministic=True, **order), alone)
+    with pytest.raises(tessella.Unsupported, match="amax"):  # it reaches the kernels, and none writes it yet
+        tessella.torch.attention(q, k, v, amax=torch.zeros(1, 1, 1, device=device))
+
+
 def test_a_schedule(device):
     q, k, v = options_test.operands(np.float32)
     q = np.ascontiguousarray(q[:, :3])

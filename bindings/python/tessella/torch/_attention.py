@@ -14,7 +14,7 @@ from .._fields import set_options
 from .._plan import plan
 from .._scalars import switch
 from . import _autograd, _operator  # noqa: F401  (the first registers what autograd calls)
-from ._schema import CACHE_DTYPES, OPTIONS, TENSORS
+from ._schema import CACHE_DTYPES, NOT_OF_CACHES, OF_CACHES, OPTIONS, TENSORS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _attention = torch.ops.tessella.attention.default
 _attention_lse = torch.ops.tessella.attention_lse.default
 _attention_out = torch.ops.tessella.attention_out.default
+_cached = torch.ops.tessella.attention_cached.default
+_cached_lse = torch.ops.tessella.attention_cached_lse.default
+_cached_out = torch.ops.tessella.attention_cached_out.default
 
 
 class _Arguments:
@@ -76,8 +79,9 @@ def attention(
     """Exact attention, out = softmax(scale * q . k^T, masked) . v, in linear memory; `tessella.attention` on tensors.
 
     Shapes, dtypes, options and what is returned are those of `tessella.attention`; every array is a torch.Tensor on the
-    device of q. The call is one operator, tessella::attention: no graph break under torch.compile(fullgraph=True) and
-    torch.export, and CUDA graphs capture it once a call like it has run. What torch decides:
+    device of q. The call is one operator, tessella::attention, or tessella::attention_cached on pages, slots, drafts
+    and quantised caches: no graph break under torch.compile(fullgraph=True) and torch.export, and CUDA graphs capture
+    it once a call like it has run. What torch decides:
 
         stream: the current one (torch.cuda.stream).
         memory: outputs and the GPU's workspace come from torch's allocator.
@@ -96,8 +100,8 @@ def attention(
 
     Raises:
         Unsupported: in grad mode a tensor requires grad beside page_table, cache_batch_idx, draft_mask, schedule, out=
-            or lse=, or on CUDA with a head_dim above 256; a tensor has a tangent of forward mode; a gradient of
-            gradients, where it is taken; else as `tessella.attention`.
+            or lse=, or on CUDA with a head_dim above 256; dropout on pages, slots or drafts; a tensor has a tangent of
+            forward mode; a gradient of gradients, where it is taken; else as `tessella.attention`.
         InvalidArgument: an array that is no torch.Tensor; else as `tessella.attention`.
     """
     if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
@@ -107,15 +111,32 @@ def attention(
         _require_unbatched(named["mod_args"])
     if return_lse is not True and return_lse is not False:
         return_lse = switch("forward: return_lse", return_lse)
-    if out is None and lse is None:
+    is_cached = bool(named) and any(name in OF_CACHES for name in named)
+    if is_cached:
+        named = _of_caches(named)
+    amax = named.pop("amax", None) if is_cached else None
+    if out is None and lse is None and amax is None:
+        if is_cached:
+            return _cached_lse(q, k, v, **named) if return_lse else _cached(q, k, v, **named)
         return _attention_lse(q, k, v, **named) if return_lse else _attention(q, k, v, **named)
     _require_outputs({"out": out, "lse": lse})
     if out is None:
         out = _operator.new_out(q, k, v, **named)
     if lse is None and return_lse:
         lse = _operator.new_lse(q, k, v, **named)
-    _attention_out(out, lse, q, k, v, **named)
+    if is_cached:
+        _cached_out(out, lse, amax, q, k, v, **named)
+    else:
+        _attention_out(out, lse, q, k, v, **named)
     return (out, lse) if return_lse else out
+
+
+def _of_caches(named: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of attention_cached. Gradients concern none of its calls."""
+    if named.get("dropout"):
+        name = next(name for name in named if name in OF_CACHES)
+        raise Unsupported(f"forward: dropout is given beside {name}, expected tessella.attention for such a call")
+    return {name: value for name, value in named.items() if name not in NOT_OF_CACHES}
 
 
 def decode_schedule(

@@ -16,7 +16,7 @@ from .._backward_call import BITS, GRADIENTS
 from .._errors import InvalidArgument, Unsupported
 from .._fields import MAPPED_MASKS
 from . import _operator
-from ._schema import OF_FORWARD, OF_INFERENCE, OF_SLICES
+from ._schema import OF_CACHES, OF_FORWARD, OF_SLICES
 from ._tensor import require_strided
 
 _forward_ad: Any = torch.autograd.forward_ad
@@ -155,10 +155,6 @@ def _require_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named:
             f"{_WITHOUT}"
         )
     for name, value in named.items():
-        if name in OF_INFERENCE:
-            raise Unsupported(
-                f"forward: a tensor requires grad, and {OF_INFERENCE[name]} have no gradients; {_WITHOUT}"
-            )
         if name not in _GRADIENT_OF and _needs_gradient((value,)):
             raise Unsupported(f"forward: {name} requires grad, and has no gradient, expected detach() of it")
     if named.get("score_mod") and not named.get("score_mod_gradient"):
@@ -172,6 +168,11 @@ def _attention_out(*_: Any, **__: Any) -> NoReturn:
         "forward: a tensor requires grad, and a call with out or lse given has no gradients, expected neither of the "
         f"two; {_WITHOUT}"
     )
+
+
+def _attention_cached(*_: Any, **named: Any) -> NoReturn:
+    what = next((OF_CACHES[name] for name in named if name in OF_CACHES), "calls on caches")
+    raise Unsupported(f"forward: a tensor requires grad, and {what} have no gradients; {_WITHOUT}")
 
 
 class _Once(_Function):  # type: ignore[misc, unused-ignore]
@@ -191,4 +192,6 @@ class _Once(_Function):  # type: ignore[misc, unused-ignore]
 _register(_operator.attention, lambda *operands, **named: _attention_lse(*operands, **named)[0])
 _register(_operator.attention_lse, _attention_lse)
 _register(_operator.attention_out, _attention_out)
+for _kernel in (_operator.attention_cached, _operator.attention_cached_lse, _operator.attention_cached_out):
+    _register(_kernel, _attention_cached)
 _register(_operator.attention_backward, lambda keys, *operands, **named: _apply(_Once, keys, named, *operands))

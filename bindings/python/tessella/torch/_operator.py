@@ -1,4 +1,7 @@
-"""The operators tessella::attention, attention_lse, attention_out and attention_backward: schemas, kernels and shapes.
+"""The operators of attention: schemas, kernels and shapes.
+
+tessella::attention, attention_lse and attention_out have the gradients of tessella::attention_backward;
+attention_cached, attention_cached_lse and attention_cached_out are the same on caches, without.
 
 torch hands a kernel those keywords alone that differ from the schema's defaults; below, `named` is a dict of them.
 """
@@ -13,7 +16,7 @@ from .. import _declarations as d
 from .._backward_call import BITS, GRADIENTS
 from .._call import is_swapped, lse_shape, out_shape
 from .._library import library
-from ._schema import BACKWARD_SCHEMA, SCHEMA
+from .._options import SCHEMAS
 from ._tensor import TensorBackwardCall, TensorCall, refuse_other_layouts, require_one_device
 
 DEFAULT_GRADIENTS = d.DQ | d.DK | d.DV
@@ -45,6 +48,35 @@ def attention_out(
     _run(out, lse, False, q, k, v, named)
     for tensor in (out,) if lse is None else (out, lse):  # whoever saved it for a backward hears of it
         torch.autograd.graph.increment_version(tensor)
+
+
+def attention_cached(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> torch.Tensor:
+    """out"""
+    return attention(q, k, v, **named)
+
+
+def attention_cached_lse(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse"""
+    return attention_lse(q, k, v, **named)
+
+
+def attention_cached_out(
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    amax: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    **named: Any,
+) -> None:
+    """Writes out, and lse and amax where they are given."""
+    if amax is None:
+        attention_out(out, lse, q, k, v, **named)
+    else:
+        attention_out(out, lse, q, k, v, amax=amax, **named)
+        torch.autograd.graph.increment_version(amax)
 
 
 def _run(
@@ -139,6 +171,18 @@ def _fake_out(
     require_one_device("forward", {"q": q, "k": k, "v": v, "out": out, "lse": lse, **named})
 
 
+def _fake_cached_out(
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    amax: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    **named: Any,
+) -> None:
+    _fake_out(out, lse, q, k, v, amax=amax, **named)
+
+
 def _fake_backward(
     d_out: torch.Tensor,
     d_lse: torch.Tensor | None,
@@ -158,14 +202,19 @@ def _fake_backward(
 
 _torch_library: Any = torch.library  # whose functions have no types
 definitions = _torch_library.Library("tessella", "DEF")
+_ATTENTION, _CACHED = SCHEMAS["attention"], SCHEMAS["attention_cached"]
+_WRITTEN = "Tensor(a!) out, Tensor(b!)? lse"
 for _kernel, _shapes, _schema in (
-    (attention, _fake, f"({SCHEMA}) -> Tensor"),
-    (attention_lse, _fake_lse, f"({SCHEMA}, ScalarType? lse_dtype=None) -> (Tensor, Tensor)"),
-    (attention_out, _fake_out, f"(Tensor(a!) out, Tensor(b!)? lse, {SCHEMA}) -> ()"),
+    (attention, _fake, f"({_ATTENTION}) -> Tensor"),
+    (attention_lse, _fake_lse, f"({_ATTENTION}, ScalarType? lse_dtype=None) -> (Tensor, Tensor)"),
+    (attention_out, _fake_out, f"({_WRITTEN}, {_ATTENTION}) -> ()"),
+    (attention_cached, _fake, f"({_CACHED}) -> Tensor"),
+    (attention_cached_lse, _fake_lse, f"({_CACHED}, ScalarType? lse_dtype=None) -> (Tensor, Tensor)"),
+    (attention_cached_out, _fake_cached_out, f"({_WRITTEN}, Tensor(c!)? amax, {_CACHED}) -> ()"),
     (
         attention_backward,
         _fake_backward,
-        f"(Tensor d_out, Tensor? d_lse, Tensor out, Tensor lse, {BACKWARD_SCHEMA}, int gradients={DEFAULT_GRADIENTS})"
+        f"(Tensor d_out, Tensor? d_lse, Tensor out, Tensor lse, {_ATTENTION}, int gradients={DEFAULT_GRADIENTS})"
         " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     ),
 ):
