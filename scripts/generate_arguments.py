@@ -296,7 +296,11 @@ def cpp_fill(name: str, struct: dict[str, Any]) -> list[str]:
             continue
         for field in row["names"]:
             member = f"from.{cpp_member(row, field)}"
-            value = f"{member}.value_or(NAN)" if row.get("default") == "NAN" else FILLS.get(row["kind"], "{0}").format(member)
+            value = (
+                f"{member}.value_or(NAN)"
+                if row.get("default") == "NAN"
+                else FILLS.get(row["kind"], "{0}").format(member)
+            )
             lines.append(f"  to.{field} = {value};")
     return [*lines, "}", ""]
 
@@ -314,7 +318,9 @@ def literal(text: str) -> str:
 
 def dtype_of(row: Row) -> str:
     """The dtype of a tensor that has only one."""
-    return f"TESSELLA_{row['dtypes'].upper()}" if row.get("dtypes") in ("f32", "i32", "bool") else "TESSELLA_DTYPE_DEFAULT"
+    return (
+        f"TESSELLA_{row['dtypes'].upper()}" if row.get("dtypes") in ("f32", "i32", "bool") else "TESSELLA_DTYPE_DEFAULT"
+    )
 
 
 def cpp_tables(table: dict[str, Any]) -> list[str]:
@@ -364,10 +370,17 @@ def cpp_tables(table: dict[str, Any]) -> list[str]:
         for name in row["names"]:
             member = f"&O::{name}"
             words = ", ".join(literal(word) for word in row.get("words", ()))
-            field = {"switch": f"SwitchField{{{member}}}", "words": f"WordsField{{{member}, {{{words}}}}}",
-                     "dtype": f"DtypeField{{{member}}}"}.get(row["kind"], member)
+            field = {
+                "switch": f"SwitchField{{{member}}}",
+                "words": f"WordsField{{{member}, {{{words}}}}}",
+                "dtype": f"DtypeField{{{member}}}",
+            }.get(row["kind"], member)
             lines.append(f'  f("{name}", {field}, {literal(help_of(row, name))});')
-    lines += ["}", "", "// Arguments of torch's operators tessella::attention and tessella::attention_cached, in torch's words."]
+    lines += [
+        "}",
+        "",
+        "// Arguments of torch's operators tessella::attention and tessella::attention_cached, in torch's words.",
+    ]
     for name, schema in torch_schemas(table).items():
         pieces = textwrap.wrap(schema, 108, drop_whitespace=False, break_on_hyphens=False)
         lines.append(f"inline constexpr const char* k{name.title().replace('_', '')}Schema =")
@@ -412,10 +425,14 @@ def arguments_hpp(table: dict[str, Any]) -> str:
     for name in CPP_STRUCTS:
         lines += cpp_struct(name, table[name])
     lines += ["namespace detail {", ""]
-    lines.append("static_assert(sizeof(std::atomic<int32_t>) == sizeof(int32_t) && std::atomic<int32_t>::is_always_lock_free);")
+    lines.append(
+        "static_assert(sizeof(std::atomic<int32_t>) == sizeof(int32_t) && std::atomic<int32_t>::is_always_lock_free);"
+    )
     lines += ["", "inline const tessella_tensor* pointer(const TensorView& view) {"]
     lines += ["  return view.is_present() ? &view.c_tensor() : nullptr;", "}"]
-    lines.append("inline const char* given(const std::string& value) { return value.empty() ? nullptr : value.c_str(); }")
+    lines.append(
+        "inline const char* given(const std::string& value) { return value.empty() ? nullptr : value.c_str(); }"
+    )
     lines += ["", "// Fill structs of C, which point into those of C++; lists of tensors are the caller's to fill."]
     for name in CPP_STRUCTS:
         lines += cpp_fill(name, table[name])
@@ -427,27 +444,21 @@ def arguments_hpp(table: dict[str, Any]) -> str:
 # --- tessella/torch.hpp
 
 
-def torch_rows(table: dict[str, Any]) -> list[Row]:
-    """Tensors of a call beside q, k, v and those of a mask."""
-    return [
+# Arguments of a call by themselves.
+TORCH_OPERANDS = {"forward_args": ("q", "k"), "append_args": ("k_new", "k", "seqlens_kv")}
+
+
+def torch_regions(table: dict[str, Any], struct: str) -> dict[str, str]:
+    """The tensors of a call beside its operands and those of a mask: the members, and what views them."""
+    of_struct = [
         row
-        for row in rows(table["forward_args"], "cpp")
-        if row["kind"] == "tensor" and row.get("part_of") != "mask" and row["names"][0] not in ("q", "k")
+        for row in rows(table[struct], "cpp")
+        if row["kind"] == "tensor" and row.get("part_of") != "mask" and row["names"][0] not in TORCH_OPERANDS[struct]
     ]
-
-
-def torch_tensors(table: dict[str, Any]) -> str:
-    """Members of tessella::torch::Tensors."""
-    lines: list[str] = []
-    for row in torch_rows(table):
-        lines.append("  at::Tensor " + ", ".join(f"{name} = {{}}" for name in row["names"]) + ";")
-    return "\n".join(lines)
-
-
-def torch_views(table: dict[str, Any]) -> str:
-    """What views them."""
-    names = [name for row in torch_rows(table) for name in row["names"]]
-    return "\n".join(f'  args.{name} = view(tensors.{name}, "{name}");' for name in names)
+    members = ["  at::Tensor " + ", ".join(f"{name} = {{}}" for name in row["names"]) + ";" for row in of_struct]
+    names = [name for row in of_struct for name in row["names"]]
+    views = [f'  args.{name} = view(tensors.{name}, "{name}");' for name in names]
+    return {"tensors": "\n".join(members), "views": "\n".join(views)}
 
 
 # --- _options.py
@@ -533,7 +544,12 @@ def options_py(table: dict[str, Any]) -> str:
         lines.append(f'    "{name}": (')
         lines += [f'        ("{field}", "{row["kind"]}"),' for _, field, row in c_fields(struct)]
         lines.append("    ),")
-    lines += ["}", "", "# Operators tessella::NAME of torch -> the arguments of their schemas, from q on.", "SCHEMAS = {"]
+    lines += [
+        "}",
+        "",
+        "# Operators tessella::NAME of torch -> the arguments of their schemas, from q on.",
+        "SCHEMAS = {",
+    ]
     for name, schema in torch_schemas(table).items():
         pieces = textwrap.wrap(schema, 108, drop_whitespace=False, break_on_hyphens=False)
         lines += [f'    "{name}": (', *(f"        {literal(piece)}" for piece in pieces), "    ),"]
@@ -566,12 +582,13 @@ def with_regions(path: str, regions: dict[str, str]) -> str:
 def files(table: dict[str, Any]) -> dict[str, str]:
     """What every file holds."""
     structs = {name: c_struct(name, struct) for name, struct in table.items() if "layout" in struct}
-    header, torch = "include/tessella/tessella.h", "bindings/torch/tessella/torch.hpp"
-    arguments = "include/tessella/arguments.hpp"
+    header, arguments = "include/tessella/tessella.h", "include/tessella/arguments.hpp"
+    torch, append = "bindings/torch/tessella/torch.hpp", "bindings/torch/tessella/torch/append.hpp"
     return {
         header: formatted(header, with_regions(header, structs)),
         arguments: formatted(arguments, arguments_hpp(table)),
-        torch: formatted(torch, with_regions(torch, {"tensors": torch_tensors(table), "views": torch_views(table)})),
+        torch: formatted(torch, with_regions(torch, torch_regions(table, "forward_args"))),
+        append: formatted(append, with_regions(append, torch_regions(table, "append_args"))),
         "bindings/python/tessella/_options.py": options_py(table),
     }
 

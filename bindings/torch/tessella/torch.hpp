@@ -8,21 +8,14 @@
 // own allocation c10::Error; nothing is touched then. Autograd has the gradients.
 #pragma once
 
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-#include <c10/core/DeviceGuard.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/custom_function.h>
-// A stream's handle without CUDA's headers is younger than libtorch 2.4.
-#if __has_include(<c10/cuda/impl/cuda_cmake_macros.h>) && __has_include(<cuda_runtime_api.h>)
-#include <c10/cuda/CUDAStream.h>
-#define TESSELLA_TORCH_HAS_CUDA_HEADERS
-#endif
 
 #include <string>
 #include <tessella/attention.hpp>
 #include <tessella/backward.hpp>
+#include <tessella/torch/append.hpp>
+#include <tessella/torch/merge.hpp>
+#include <tessella/torch/tensor.hpp>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -51,112 +44,22 @@ struct Tensors {
   at::Tensor seed = {}, offset = {};
   // end of generated
   std::vector<at::Tensor> mod_args = {};
+  // What bytes of k and v of u8 are: i4 (two in each, the first in the low bits), i8 or f8e4m3fn.
+  DType kv_dtype = DType::none;
   // What the mask views, if the graph is to keep it until the backward is done.
   std::vector<at::Tensor> mask_arrays = {};
 };
 
 namespace detail {
 
-[[noreturn]] inline void fail(ErrorCode code, const std::string& message) {
-  throw Error(code, ("attention: " + message).c_str());
-}
-
-inline DType dtype_of(const at::Tensor& tensor, const char* name) {
-  switch (tensor.scalar_type()) {
-    case at::kDouble: return f64;
-    case at::kFloat: return f32;
-    case at::kBFloat16: return bf16;
-    case at::kHalf: return f16;
-    case at::kBool: return boolean;
-    case at::kInt: return i32;
-    case at::kLong: return i64;
-    default:
-      fail(ErrorCode::unsupported, std::string(name) + " has dtype " + c10::toString(tensor.scalar_type()) +
-                                       ", expected f64, f32, bf16, f16, bool, i32 or i64");
-  }
-}
-
-inline Device device_of(const at::Tensor& tensor, const char* name) {
-  if (tensor.is_cpu()) return {TESSELLA_CPU, 0};
-  if (tensor.is_cuda()) return {TESSELLA_CUDA, static_cast<int32_t>(tensor.get_device())};
-  fail(ErrorCode::unsupported, std::string(name) + " is on " + tensor.device().str() + ", expected cpu or cuda");
-}
-
-// Absent where the tensor is undefined.
-inline TensorView view(const at::Tensor& tensor, const char* name) {
-  if (!tensor.defined()) return {};
-  if (tensor.is_nested() || tensor.layout() != at::kStrided) {
-    fail(ErrorCode::unsupported, std::string(name) + " is sparse or nested, expected a strided tensor");
-  }
-  if (tensor.is_neg()) {  // the memory holds the numbers before it
-    fail(ErrorCode::unsupported, std::string(name) + " has the negative bit, expected resolve_neg() of it");
-  }
-  if (tensor.dim() == 0 || tensor.dim() > 8) {
-    fail(ErrorCode::invalid_argument,
-         std::string(name) + " has " + std::to_string(tensor.dim()) + " axes, expected 1 to 8");
-  }
-  if (c10::GradMode::is_enabled() && tensor.requires_grad()) {
-    fail(ErrorCode::unsupported, std::string(name) + " requires grad, and has no gradient, expected detach() of it");
-  }
-  if (tensor._fw_grad(0).defined()) {
-    fail(ErrorCode::unsupported,
-         std::string(name) + " has a tangent, and there is no derivative yet, expected detach() of it");
-  }
-  const Device device = device_of(tensor, name);
-  tessella_tensor view{};
-  view.data = tensor.data_ptr();
-  view.dtype = static_cast<tessella_dtype>(dtype_of(tensor, name));
-  view.ndim = static_cast<int32_t>(tensor.dim());
-  view.device_type = device.type;
-  view.device_id = device.id;
-  for (int axis = 0; axis < view.ndim; ++axis) {
-    view.shape[axis] = tensor.size(axis);
-    view.strides[axis] = tensor.stride(axis);
-  }
-  return TensorView(view);
-}
-
-inline TensorView required(const at::Tensor& tensor, const char* name) {
-  if (!tensor.defined()) fail(ErrorCode::invalid_argument, std::string(name) + " is undefined, expected a tensor");
-  return view(tensor, name);
-}
-
-template <typename Stream>
-void* handle_of(const Stream& stream) {
-  if constexpr (requires { stream.native_handle(); }) {
-    return stream.native_handle();
-  } else {
-#ifdef TESSELLA_TORCH_HAS_CUDA_HEADERS
-    return c10::cuda::CUDAStream(stream).stream();
-#else
-    fail(ErrorCode::unsupported,
-         "q is on a GPU, and this libtorch gives no handle of a stream without CUDA's headers, "
-         "expected <cuda_runtime_api.h> on the include path when the program was compiled");
-#endif
-  }
-}
-
-inline void* current_stream(const at::Device& device) {
-  return handle_of(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
-}
-
-// torch's caching allocator, on the current stream; the device is current too, by a guard of the call.
-inline const tessella_allocator* cuda_allocator() {
-  static const tessella_allocator allocator{
-      [](size_t bytes, size_t, void*, void*) -> void* {
-        try {
-          return c10::GetAllocator(c10::DeviceType::CUDA)->raw_allocate(bytes);
-        } catch (const c10::Error&) {
-          return nullptr;  // out_of_memory
-        }
-      },
-      [](void* data, size_t, void*, void*) { c10::GetAllocator(c10::DeviceType::CUDA)->raw_deallocate(data); },
-      nullptr};
-  return &allocator;
-}
+[[noreturn]] inline void fail(ErrorCode code, const std::string& message) { fail("attention", code, message); }
+inline TensorView view(const at::Tensor& tensor, const char* name) { return view("attention", tensor, name); }
+inline TensorView required(const at::Tensor& tensor, const char* name) { return required("attention", tensor, name); }
 
 inline ForwardArgs forward_args(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Tensors& tensors) {
-  ForwardArgs args{.q = required(q, "q"), .k = required(k, "k"), .v = required(v, "v")};
+  ForwardArgs args{.q = required(q, "q"),
+                   .k = as_cache("attention", required(k, "k"), "k", tensors.kv_dtype),
+                   .v = as_cache("attention", required(v, "v"), "v", tensors.kv_dtype)};
   // generated: views, from src/api/arguments.toml
   args.out = view(tensors.out, "out");
   args.lse = view(tensors.lse, "lse");
@@ -184,18 +87,24 @@ inline ForwardArgs forward_args(const at::Tensor& q, const at::Tensor& k, const 
   return args;
 }
 
-inline at::Tensor new_out(const at::Tensor& q, const at::Tensor& v, const AttentionOptions& options) {
+inline int64_t head_dim_v(const at::Tensor& v, const Tensors& tensors) {
+  return v.size(-1) * (tensors.kv_dtype == i4 && v.scalar_type() == at::kByte ? 2 : 1);
+}
+
+inline at::Tensor new_out(const at::Tensor& q, const at::Tensor& v, const AttentionOptions& options,
+                          const Tensors& tensors) {
   std::vector<int64_t> shape = q.sizes().vec();
-  shape.back() = v.size(-1);
+  shape.back() = head_dim_v(v, tensors);
   return at::empty(shape, q.options().dtype(options.out_dtype == f32 ? at::kFloat : q.scalar_type()));
 }
 
 // out as new_out makes it, without memory.
-inline TensorView like_out(const at::Tensor& q, const at::Tensor& v, const AttentionOptions& options) {
+inline TensorView like_out(const at::Tensor& q, const at::Tensor& v, const AttentionOptions& options,
+                           const Tensors& tensors) {
   tessella_tensor out = view(q.detach(), "q").c_tensor();
   out.data = nullptr;
   if (options.out_dtype == f32) out.dtype = TESSELLA_F32;
-  out.shape[out.ndim - 1] = v.size(-1);
+  out.shape[out.ndim - 1] = head_dim_v(v, tensors);
   int64_t step = 1;
   for (int axis = out.ndim - 1; axis >= 0; step *= out.shape[axis--]) out.strides[axis] = step;
   return TensorView(out);
@@ -208,28 +117,15 @@ inline at::Tensor new_lse(const at::Tensor& q, at::ScalarType dtype) {
   return at::empty(shape, q.options().dtype(dtype));
 }
 
-// run(options, stream) on the device of q, with torch's memory and number of threads.
-template <typename Run>
-void run_on(const at::Tensor& q, AttentionOptions options, Run&& run) {
-  const c10::DeviceGuard guard(q.device());
-  void* stream = nullptr;
-  if (q.is_cuda()) {
-    stream = current_stream(q.device());
-    if (options.allocator == nullptr) options.allocator = cuda_allocator();
-  } else if (options.num_threads == 0) {
-    options.num_threads = at::get_num_threads();
-  }
-  run(options, stream);
-}
-
 // Writes tensors.out, which is made when absent, and tensors.lse where it is given.
 inline void run_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
                         Tensors& tensors) {
   required(q, "q");
   required(v, "v");
-  if (!tensors.out.defined()) tensors.out = new_out(q, v, options);
+  if (!tensors.out.defined()) tensors.out = new_out(q, v, options, tensors);
   const ForwardArgs args = forward_args(q, k, v, tensors);
   run_on(q, options, [&](const AttentionOptions& own, void* stream) { forward(args, own, stream); });
+  for (const at::Tensor& tensor : {tensors.out, tensors.lse, tensors.amax}) written(tensor);
 }
 
 // What of the options concerns gradients: they are computed by kernels of their own.
@@ -369,6 +265,7 @@ inline bool is_differentiable(const at::Tensor& q, const at::Tensor& k, const at
   if (tensors.page_table.defined()) no("keys in pages have no gradients");
   if (tensors.cache_batch_idx.defined()) no("keys in slots of a cache have no gradients");
   if (tensors.draft_mask.defined()) no("drafts have no gradients");
+  if (v.defined() && v.element_size() == 1) no("quantised caches have no gradients");
   if (tensors.schedule.defined() && !has_mapped_mask(options)) {
     no("calls whose keys are split by a schedule have no gradients");
   }
@@ -398,9 +295,9 @@ inline at::Tensor make_schedule(const at::Tensor& q, const at::Tensor& k, const 
                                 const AttentionOptions& options, const Tensors& tensors) {
   const c10::AutoGradMode no_grad(false);  // tensors that require grad are read as any
   ForwardArgs args = forward_args(q, k, v, tensors);
-  if (!tensors.out.defined()) args.out = like_out(q, v, options);
+  if (!tensors.out.defined()) args.out = like_out(q, v, options, tensors);
   if (!tensors.schedule.defined()) {
-    args.schedule = tessella::view(static_cast<void*>(nullptr), i32, {0}, {}, device_of(q, "q"));
+    args.schedule = tessella::view(static_cast<void*>(nullptr), i32, {0}, {}, device_of("attention", q, "q"));
   }
   at::Tensor schedule = tensors.schedule;
   run_on(q, options, [&](const AttentionOptions& own, void* stream) {
@@ -423,7 +320,8 @@ inline TensorView view(const at::Tensor& tensor) { return detail::required(tenso
 
 // Exact attention, out = softmax(scale * q . k^T, masked) . v, in linear memory.
 //   q        (batch, seqlen_q, heads_q, head_dim_qk), f64, f32, bf16 or f16; transpose(1, 2) makes it of (b, h, s, d)
-//   k, v     (batch, seqlen_kv, heads_kv, head_dim_qk or head_dim_v), dtype of q; heads_kv divides heads_q
+//   k, v     (batch, seqlen_kv, heads_kv, head_dim_qk or head_dim_v), dtype of q; heads_kv divides heads_q. For few
+//            queries also caches of f8e4m3fn, i8 and i4 (tensors.kv_dtype), times k_scale and v_scale
 //   returns  (batch, seqlen_q, heads_q, head_dim_v), dtype of q or options.out_dtype
 // head_dim is contiguous; other strides are free. Fewer axes and packed sequences as in tessella.h. dropout's seed is
 // that of the options, 0 where not set, or a tensor: none is drawn, and calls with the same seed drop the same entries.
@@ -473,5 +371,3 @@ inline at::Tensor mask_map(const at::Tensor& q, const at::Tensor& k, const at::T
 }
 
 }  // namespace tessella::torch
-
-#undef TESSELLA_TORCH_HAS_CUDA_HEADERS
