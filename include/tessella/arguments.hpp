@@ -63,7 +63,7 @@ struct ForwardArgs {
   // (batch or 1, seqlen_q, seqlen_q), or (seqlen_q, seqlen_q) for all, bool: what queries see of the last keys, which
   // are theirs
   TensorView draft_mask = {};
-  // (n), i32 on the GPU: where keys of ragged sequences are split, or the map of element masks
+  // (n), i32 on the GPU: of Plan::make_schedule: where keys of ragged sequences are split, or the map of element masks
   TensorView schedule = {};
   // broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), f32 or dtype of q: added to the scaled scores; of the longest
   // sequence where packed
@@ -92,29 +92,29 @@ struct AttentionOptions {
   uint64_t seed = 0;
   // dropout's offset [0]
   uint64_t offset = 0;
-  // where a slice begins in the whole
+  // batch at which a slice begins in the whole
   int64_t first_batch = 0;
-  // the same of heads
+  // head at which it begins
   int64_t first_head = 0;
-  // the same of queries
+  // query at which it begins
   int64_t first_query = 0;
-  // the same of keys
+  // key at which it begins
   int64_t first_key = 0;
   // query heads of the whole that a slice is of [0 = those of q]
   int64_t whole_heads_q = 0;
   // C++ source that modifies scores; GPU
   ScoreMod score_mod = {};
-  // C++ source of a mask; GPU
+  // C++ source of a mask, the body of bool mask_mod(int b, int h, int q, int k, const Arrays& arrays); GPU
   std::string mask_mod = {};
   // rows that have one entry of a scale [0 = all]
   int64_t scale_block = 0;
-  // that of q, or f32
+  // dtype of out: that of q, or f32
   DType out_dtype = DType::none;
   // the same bits in every run
   Deterministic deterministic = Deterministic::automatic;
   // bits of a row that depend on nothing beside it
   bool batch_invariant = false;
-  // beside batch_invariant: the class of kernels
+  // the class of kernels, where bits are batch invariant
   QueryClass query_class = QueryClass::automatic;
   // of the keys, by kernels that split them [0 = automatic]
   int num_splits = 0;
@@ -131,7 +131,7 @@ struct AttentionOptions {
   std::string kernel = {};
   // absent = the library's own
   const tessella_allocator* allocator = nullptr;
-  // once not 0, the call throws Error(cancelled)
+  // once not 0, the call throws Error(cancelled); see tessella.h
   const std::atomic<int32_t>* cancel = nullptr;
   // a promise: the kernel just before in the stream writes nothing that is read, but q
   bool cache_settled = false;
@@ -165,7 +165,7 @@ struct AppendArgs {
   // (slots, seqlen_kv, heads_kv, head_dim), or pools (num_pages, page_size, heads_kv, head_dim)
   TensorView k = {};
   TensorView v = {};
-  // (batch) i32, the new rows included
+  // (batch) i32: valid lengths, the new rows included
   TensorView seqlens_kv = {};
   // (batch) i32: so many rows of a sequence are new
   TensorView seqlens_new = {};
@@ -177,11 +177,11 @@ struct AppendArgs {
   TensorView cache_batch_idx = {};
   // (batch) i32: so many first rows are padding
   TensorView leftpad_kv = {};
-  // (positions, rotary_dim / 2), both or none, f32 or the dtype of the new rows: of the angles by which rows are
-  // rotated
+  // (positions, rotary_dim / 2), both or none, f32 or the dtype of the new rows: cosines and sines of the angles by
+  // which rows are rotated
   TensorView rotary_cos = {};
   TensorView rotary_sin = {};
-  // (batch) i32, added to positions
+  // (batch) i32: what is added to positions
   TensorView rotary_offsets = {};
   // (batch, new, heads_q, head_dim), packed (total, heads_q, head_dim): q_out is q, rotated
   TensorView q = {};
@@ -205,11 +205,11 @@ struct AppendOptions {
   int64_t max_seqlen_new = 0;
   // 0: k_scale and v_scale are given; 1: those of the new rows are computed. No other yet
   int64_t scale_block = 0;
-  // a name of `tessella kernels`
+  // a name of `tessella kernels`; empty = automatic
   std::string kernel = {};
   // absent = the library's own
   const tessella_allocator* allocator = nullptr;
-  // once not 0, the call throws Error(cancelled)
+  // once not 0, the call throws Error(cancelled); see tessella.h
   const std::atomic<int32_t>* cancel = nullptr;
 };
 
@@ -221,11 +221,11 @@ struct MergeOptions {
   int num_threads = 0;
   // upper bound of seqlen (packed: total) that a plan is made for; 0 = the tensors' size
   int64_t max_seqlen = 0;
-  // a name of `tessella kernels`
+  // a name of `tessella kernels`; empty = automatic
   std::string kernel = {};
   // absent = the library's own
   const tessella_allocator* allocator = nullptr;
-  // once not 0, the call throws Error(cancelled)
+  // once not 0, the call throws Error(cancelled); see tessella.h
   const std::atomic<int32_t>* cancel = nullptr;
 };
 
@@ -235,11 +235,11 @@ struct CopyPagesOptions {
   int num_sms = 0;
   // CPU; 0 = all that the process may use
   int num_threads = 0;
-  // a name of `tessella kernels`
+  // a name of `tessella kernels`; empty = automatic
   std::string kernel = {};
   // absent = the library's own
   const tessella_allocator* allocator = nullptr;
-  // once not 0, the call throws Error(cancelled)
+  // once not 0, the call throws Error(cancelled); see tessella.h
   const std::atomic<int32_t>* cancel = nullptr;
 };
 
@@ -406,7 +406,7 @@ inline constexpr TensorField kTensorFields[] = {
     {"draft_mask", &tessella_forward_args::draft_mask, TESSELLA_BOOL,
      "what queries see of the last keys, which are theirs", true},
     {"schedule", &tessella_forward_args::schedule, TESSELLA_DTYPE_DEFAULT,
-     "where keys of ragged sequences are split, or the map of element masks", false},
+     "of Plan::make_schedule: where keys of ragged sequences are split, or the map of element masks", false},
     {"bias", &tessella_forward_args::bias, TESSELLA_DTYPE_DEFAULT,
      "added to the scaled scores; of the longest sequence where packed", true},
     {"alibi_slopes", &tessella_forward_args::alibi_slopes, TESSELLA_F32,
@@ -453,21 +453,22 @@ void option_fields(F&& f) {
   f("dropout", &O::dropout, "probability of a zero, in multiples of 1 / 65536 [0]");
   f("seed", &O::seed, "dropout's seed; the same one drops the same entries [0]");
   f("offset", &O::offset, "dropout's offset [0]");
-  f("first_batch", &O::first_batch, "where a slice begins in the whole");
-  f("first_head", &O::first_head, "the same of heads");
-  f("first_query", &O::first_query, "the same of queries");
-  f("first_key", &O::first_key, "the same of keys");
+  f("first_batch", &O::first_batch, "batch at which a slice begins in the whole");
+  f("first_head", &O::first_head, "head at which it begins");
+  f("first_query", &O::first_query, "query at which it begins");
+  f("first_key", &O::first_key, "key at which it begins");
   f("whole_heads_q", &O::whole_heads_q, "query heads of the whole that a slice is of [0 = those of q]");
   f("score_mod", &O::score_mod, "C++ source that modifies scores; GPU");
   f("score_mod_gradient", &O::score_mod_gradient, "C++ source of its gradient; GPU");
-  f("mask_mod", &O::mask_mod, "C++ source of a mask; GPU");
+  f("mask_mod", &O::mask_mod,
+    "C++ source of a mask, the body of bool mask_mod(int b, int h, int q, int k, const Arrays& arrays); GPU");
   f("scale_block", &O::scale_block, "rows that have one entry of a scale [0 = all]");
-  f("out_dtype", DtypeField{&O::out_dtype}, "that of q, or f32");
+  f("out_dtype", DtypeField{&O::out_dtype}, "dtype of out: that of q, or f32");
   f("deterministic", WordsField{&O::deterministic, {"automatic", "required", "not-needed"}},
     "the same bits in every run");
   f("batch_invariant", SwitchField{&O::batch_invariant}, "bits of a row that depend on nothing beside it");
   f("query_class", WordsField{&O::query_class, {"automatic", "few", "many"}},
-    "beside batch_invariant: the class of kernels");
+    "the class of kernels, where bits are batch invariant");
   f("num_splits", &O::num_splits, "of the keys, by kernels that split them [0 = automatic]");
   f("num_sms", &O::num_sms, "GPU; 0 = all");
   f("num_threads", &O::num_threads, "CPU; 0 = all that the process may use");

@@ -121,68 +121,68 @@ typedef struct tessella_tensor {
  * device. Values of tensors on a GPU (lengths, ids) are not read by the call: the kernels clamp them, so that none
  * makes them read or write outside of the tensors. check_device_values has them checked as on the CPU.
  *
- *   q              (batch, seqlen_q, heads_q, head_dim_qk), f64, f32, bf16 or f16: also f8e4m3fn, f8e5m2, i8 and i4,
+ *   q              (batch, seqlen_q, heads_q, head_dim_qk), f64, f32, bf16 or f16   also f8e4m3fn, f8e5m2, i8 and i4,
  *                  which no kernel computes yet
- *   k, v           (batch, seqlen_kv, heads_kv, head_dim_qk or head_dim_v): heads_kv divides heads_q; each has a dtype
+ *   k, v           (batch, seqlen_kv, heads_kv, head_dim_qk or head_dim_v)   heads_kv divides heads_q; each has a dtype
  *                  of q's list of its own. Kernels take that of q, and for few queries some take caches of f8e4m3fn, i8
  *                  and i4 (k and v alike) beside q of f32, bf16 or f16. v may be the first columns of k
- *   out            (batch, seqlen_q, heads_q, head_dim_v), dtype of q, or f32: it shares no byte with an input, so
+ *   out            (batch, seqlen_q, heads_q, head_dim_v), dtype of q, or f32   it shares no byte with an input, so
  *                  views of one buffer may lie between each other. For q of 8 or 4 bits also bf16 and f16; f8e4m3fn and
  *                  f8e5m2 for any q; no kernel writes these yet
- *   lse            (batch, heads_q, seqlen_q), packed (heads_q, total_q), f32 (f64 allowed for f64 inputs): natural
+ *   lse            (batch, heads_q, seqlen_q), packed (heads_q, total_q), f32 (f64 allowed for f64 inputs)   natural
  *                  logarithm of the softmax's sum, sink included; -inf for a row that sees no key
- *   q_scale, k_scale, v_scale   (batch or page, ceil(rows / scale_block), heads), f32: factors on q, k and v; each axis
- *                  may be 1 and leading ones may be left out. Row r of a head has the factor of block r / scale_block;
- *                  scale_block 0 is one block for all rows. Pools of pages have a page in place of batch, and blocks of
- *                  a page's rows; packed tensors have blocks of their rows and one batch, or a batch and one block.
- *                  They may lie between the rows that they are of. k_scale and v_scale: beside k and v of 8 or 4 bits
- *                  alone. No kernel applies q_scale yet
- *   out_scale      as q_scale, over out, f32: out holds the result divided by it; no kernel takes it yet
- *   amax           as q_scale, over out, f32: written: the largest |result| that an entry covers; no kernel writes it
+ *   q_scale, k_scale, v_scale   (batch or page, ceil(rows / scale_block), heads), f32   factors on q, k and v; each
+ *                  axis may be 1 and leading ones may be left out. Row r of a head has the factor of block r /
+ *                  scale_block; scale_block 0 is one block for all rows. Pools of pages have a page in place of batch,
+ *                  and blocks of a page's rows; packed tensors have blocks of their rows and one batch, or a batch and
+ *                  one block. They may lie between the rows that they are of. k_scale and v_scale: beside k and v of 8
+ *                  or 4 bits alone. No kernel applies q_scale yet
+ *   out_scale      as q_scale, over out, f32   out holds the result divided by it; no kernel takes it yet
+ *   amax           as q_scale, over out, f32   written: the largest |result| that an entry covers; no kernel writes it
  *                  yet
- *   seqlens_q, seqlens_kv   (batch) i32: valid lengths of q, and of k and v; out rows past seqlens_q are 0, their lse
+ *   seqlens_q, seqlens_kv   (batch) i32   valid lengths of q, and of k and v; out rows past seqlens_q are 0, their lse
  *                  -inf
- *   cu_seqlens_q, cu_seqlens_kv   (batch + 1) i32: packed variable length: sequence b is rows [cu[b], cu[b + 1]) of
+ *   cu_seqlens_q, cu_seqlens_kv   (batch + 1) i32   packed variable length: sequence b is rows [cu[b], cu[b + 1]) of
  *                  (total, heads, head_dim), cu[0] = 0; out rows of no sequence are 0, their lse -inf
- *   leftpad_kv     (batch) i32: keys [0, leftpad) are padding. Positions (windows, causal, chunk, keep_first,
+ *   leftpad_kv     (batch) i32   keys [0, leftpad) are padding. Positions (windows, causal, chunk, keep_first,
  *                  prefix_lengths, ALiBi, dropout, modifications) count from the first real key; tensors with an axis
  *                  of keys (bias, dense_mask, block_map, document_ids_kv), and seqlens_kv, have k's rows, padding too
- *   page_table     (batch, pages) i32: k and v are pools (num_pages, page_size, heads_kv, head_dim), and key j of a
+ *   page_table     (batch, pages) i32   k and v are pools (num_pages, page_size, heads_kv, head_dim), and key j of a
  *                  sequence is row j % page_size of page page_table[b, j / page_size]; seqlen_kv is pages * page_size.
- *                  Entries of pages without a valid key may hold anything. The pools have a page of a row at least. Not
- *                  beside cu_seqlens_kv
- *   cache_batch_idx   (batch) i32: sequence b is that of batch cache_batch_idx[b] of k and v, whose batch axes may then
- *                  have any size of one at least: the slots of a cache. Sequences may be one slot's. Entries of
+ *                  Pages without a valid key may hold anything, and so may their entries. The pools have a page of a
+ *                  row at least. Not beside cu_seqlens_kv
+ *   cache_batch_idx   (batch) i32   sequence b is that of batch cache_batch_idx[b] of k and v, whose batch axes may
+ *                  then have any size of one at least: the slots of a cache. Sequences may be one slot's. Entries of
  *                  sequences without a valid key may hold anything. What belongs to keys (bias, masks, seqlens_kv,
  *                  document_ids_kv) stays that of sequence b; k_scale and v_scale are the slots'. Not beside page_table
  *                  or cu_seqlens_kv
- *   draft_mask     (batch or 1, seqlen_q, seqlen_q), or (seqlen_q, seqlen_q) for all, bool: true = visible: the last
+ *   draft_mask     (batch or 1, seqlen_q, seqlen_q), or (seqlen_q, seqlen_q) for all, bool   true = visible: the last
  *                  keys of a sequence are those of its queries, as many as are valid, and query i sees the key of query
- *                  j only where draft_mask[b, i, j] is true. Keys before them are not its matter. A tree of drafted
- *                  tokens, in which each sees itself and its ancestors. Where a sequence has fewer keys than queries,
- *                  its keys are those of its last queries. Beside cu_seqlens_q its axes are those of the longest
- *                  sequence, as of bias
- *   schedule       (n), i32 on the GPU: of tessella_plan_schedule_size_for bytes at least: what tessella_plan_schedule
+ *                  j only where draft_mask[b, i, j] is true. What it sees of the keys before them is for the other
+ *                  masks to say. A tree of drafted tokens, in which each sees itself and its ancestors. Where a
+ *                  sequence has fewer keys than queries, its keys are those of its last queries. Beside cu_seqlens_q
+ *                  its axes are those of the longest sequence, as of bias
+ *   schedule       (n), i32 on the GPU   of tessella_plan_schedule_size_for bytes at least: what tessella_plan_schedule
  *                  wrote. It says how the keys of ragged sequences are split. Runs of one stream at a time have it, as
  *                  they count in it what is done, and overlap it with nothing else. Not beside batch_invariant or
  *                  num_splits. Beside documents, dense_mask, block_map or mask_mod it is the map of the mask instead:
  *                  what each 64 queries see of each key, which spares runs the reading of the mask. Runs only read it,
  *                  of any stream, forward and backward
- *   bias           broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), f32 or dtype of q: added to scaled scores.
- *                  Beside cu_seqlens it counts the queries or keys of each sequence from its first: its axes are those
- *                  of the longest sequence, up to max_seqlen_q and max_seqlen_kv where given, not the packed rows. On a
- *                  GPU, where lengths are not read, it wants them given. A key with a bias of -inf counts nothing and
- *                  is not hidden: NaN and infinity in its v may reach the output
- *   alibi_slopes   (heads_q) or (batch, heads_q), f32: adds -slope * |i + seqlen_kv - seqlen_q - j|
- *   sink           (heads_q) f32: logits that join the softmax's sum and no value
- *   dense_mask     broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), bool: true = visible; axes as of bias
- *   block_map      broadcasts to (batch, heads_q, ceil(seqlen_q / block_map_q), ceil(seqlen_kv / block_map_kv)), bool:
+ *   bias           broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), f32 or dtype of q   added to scaled scores.
+ *                  Beside cu_seqlens it counts the queries or keys of each sequence from its first, as dense_mask and
+ *                  block_map do: its axes are those of the longest sequence, up to max_seqlen_q and max_seqlen_kv where
+ *                  given, not the packed rows. On a GPU, where lengths are not read, it wants them given. A key with a
+ *                  bias of -inf counts nothing and is not hidden: NaN and infinity in its v may reach the output
+ *   alibi_slopes   (heads_q) or (batch, heads_q), f32   adds -slope * |i + seqlen_kv - seqlen_q - j|
+ *   sink           (heads_q) f32   logits that join the softmax's sum and no value
+ *   dense_mask     broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), bool   true = visible; axes as of bias
+ *   block_map      broadcasts to (batch, heads_q, ceil(seqlen_q / block_map_q), ceil(seqlen_kv / block_map_kv)), bool
  *                  true = visible; axes as of bias
- *   document_ids_q, document_ids_kv   (batch, seqlen), packed (total), i32: a key is visible iff the ids are equal
- *   prefix_lengths (batch) i32: keys below the length are visible to all queries, later ones causally
- *   key_ranges     (batch or 1, heads or 1, seqlen_q, n, 2) i32: reserved, `unsupported` where given: sorted ranges
+ *   document_ids_q, document_ids_kv   (batch, seqlen), packed (total), i32   a key is visible iff the ids are equal
+ *   prefix_lengths (batch) i32   keys below the length are visible to all queries, later ones causally
+ *   key_ranges     (batch or 1, heads or 1, seqlen_q, n, 2) i32   reserved, `unsupported` where given: sorted ranges
  *                  [start, end) of visible keys
- *   seed, offset   (1) i64: dropout's seed and offset where they live in memory; they replace those of the options
+ *   seed, offset   (1) i64   dropout's seed and offset where they live in memory; they replace those of the options
  *   mod_args       num_mod_args dense tensors, at most 8, f32, bf16, f16, i32 or bool: what score_mod and mask_mod read
  */
 typedef struct tessella_forward_args {
@@ -284,7 +284,7 @@ typedef struct tessella_attention_options {
   int32_t causal_top_left;
   /* keys before i + seqlen_kv - seqlen_q; -1 = no bound */
   int64_t window_left;
-  /* keys after it; 0 = causal (bottom-right) */
+  /* keys after it; 0 = causal (bottom-right), -1 = no bound */
   int64_t window_right;
   /* a query sees the keys of its own chunk of this many; 0 = off */
   int64_t chunk;
@@ -292,12 +292,12 @@ typedef struct tessella_attention_options {
   int64_t keep_first;
   /* queries of one entry of block_map */
   int64_t block_map_q;
-  /* keys of one */
+  /* keys of one entry of block_map */
   int64_t block_map_kv;
-  /* of dropout; nothing is drawn in their place */
+  /* seed and offset of dropout; nothing is drawn in their place */
   uint64_t seed;
   uint64_t offset;
-  /* where the call's slice begins in the whole; 0 */
+  /* batch, head, query and key at which the call's slice begins in the whole */
   int64_t first_batch;
   int64_t first_head;
   int64_t first_query;
@@ -371,12 +371,12 @@ enum {
  *                  required, in f64 beside f64 inputs if their gradients are to have f64's digits. The options are
  *                  those of the call too. page_table, cache_batch_idx, draft_mask and scales are not supported, nor is
  *                  a schedule that is not the map of the mask
- *   d_out          shape of out, dtype of out or of q, or f32: gradient of out
- *   d_lse          shape of lse, f32 (f64 allowed for f64 inputs): NULL = 0
- *   dq, dk, dv     shapes of q, k and v, dtype of q, or f32: written
- *   d_bias         shape of bias, its dtype, or f32: the sum over axes on which bias broadcasts
- *   d_sink         (heads_q) f32: written
- *   d_alibi_slopes shape of alibi_slopes, f32: written
+ *   d_out          shape of out, dtype of out or of q, or f32   gradient of out
+ *   d_lse          shape of lse, f32 (f64 allowed for f64 inputs)   NULL = 0
+ *   dq, dk, dv     shapes of q, k and v, dtype of q, or f32   written
+ *   d_bias         shape of bias, its dtype, or f32   the sum over axes on which bias broadcasts
+ *   d_sink         (heads_q) f32   written
+ *   d_alibi_slopes shape of alibi_slopes, f32   written
  *   accumulate     bits of tessella_gradient: these are added to what is there, in fp32 and rounded once
  *
  * A query that sees no key has gradients of 0, and so have rows past the lengths and keys that no query may see,
@@ -407,9 +407,9 @@ typedef struct tessella_backward_args {
  *                  or (seqlen, head_dim)   f64, f32, bf16 or f16, all of one dtype
  *   lses           num_states tensors (batch, heads, seqlen), (heads, total) or (seqlen), an axis less than their outs
  *                  f32 (f64 allowed for f64 outs); natural logarithm
- *   out            shape of the outs, their dtype, or f32: for outs of f32 also bf16 and f16. It may be one of outs,
+ *   out            shape of the outs, their dtype, or f32   for outs of f32 also bf16 and f16. It may be one of outs,
  *                  the very same view; else it overlaps no input
- *   lse            shape of the lses, f32 (f64 allowed for f64 outs): NULL = not written. It may be one of lses
+ *   lse            shape of the lses, f32 (f64 allowed for f64 outs)   NULL = not written. It may be one of lses
  *
  * A state whose lse is -inf has no key and counts for nothing, whatever its out holds; where all have none, out is 0
  * and lse -inf. A single state with keys is copied as it is. +inf or NaN in an lse makes out and lse NaN. */
@@ -446,29 +446,31 @@ typedef struct tessella_merge_options {
 /* generated: append_args, from src/api/arguments.toml */
 /* New rows of keys and values that go into a cache, rotated on their way.
  *
- *   k_new, v_new   (batch, new, heads_kv, head_dim), packed (total, heads_kv, head_dim), f64, f32, bf16 or f16: either
+ *   k_new, v_new   (batch, new, heads_kv, head_dim), packed (total, heads_kv, head_dim), f64, f32, bf16 or f16   either
  *                  may be NULL, and then its cache is
  *   k, v           the caches, written: (slots, seqlen_kv, heads_kv, head_dim), or with page_table pools (num_pages,
  *                  page_size, heads_kv, head_dim)   the dtype of the new rows, or f8e4m3fn, i8 or i4 beside f32, bf16
  *                  and f16: such a cache is quantised. Both have one dtype
- *   seqlens_kv     (batch) i32: required: valid lengths after the append, left padding included. The new rows of a
+ *   seqlens_kv     (batch) i32   required: valid lengths after the append, left padding included. The new rows of a
  *                  sequence become rows [seqlens_kv - new, seqlens_kv) of it; the attention that follows takes the same
  *                  array
- *   seqlens_new    (batch) i32: so many rows of a sequence are new, its first ones; the others are not read. NULL = all
- *   cu_seqlens_new (batch + 1) i32: sequence b is rows [cu[b], cu[b + 1]) of packed k_new, v_new and q; cu[0] = 0
- *   page_table     (batch, pages) i32: row r of a sequence is row r % page_size of page page_table[b, r / page_size].
+ *   seqlens_new    (batch) i32   so many rows of a sequence are new, its first ones; the others are not read. NULL =
+ *                  all
+ *   cu_seqlens_new (batch + 1) i32   sequence b is rows [cu[b], cu[b + 1]) of packed k_new, v_new and q; cu[0] = 0
+ *   page_table     (batch, pages) i32   row r of a sequence is row r % page_size of page page_table[b, r / page_size].
  *                  Entries of pages without a new row may hold anything
- *   cache_batch_idx   (batch) i32: sequence b has its rows in slot cache_batch_idx[b]; else slot b. Not beside
+ *   cache_batch_idx   (batch) i32   sequence b has its rows in slot cache_batch_idx[b]; else slot b. Not beside
  *                  page_table
- *   leftpad_kv     (batch) i32: the first rows of a sequence that are padding
- *   rotary_cos, rotary_sin   (positions, rotary_dim / 2), both or none, f32 or the dtype of the new rows: the first
+ *   leftpad_kv     (batch) i32   the first rows of a sequence that are padding
+ *   rotary_cos, rotary_sin   (positions, rotary_dim / 2), both or none, f32 or the dtype of the new rows   the first
  *                  rotary_dim columns of k_new are rotated by the angles of the row's position (RoFormer, arXiv
  *                  2104.09864), in fp32 (f64 in double) and rounded once; the others, and v_new, are copied
- *   rotary_offsets (batch) i32: the position of the row that goes to row r is r - leftpad_kv + rotary_offsets. NULL = 0
- *   q, q_out       (batch, new, heads_q, head_dim), packed (total, heads_q, head_dim): q_out is written with the rows
+ *   rotary_offsets (batch) i32   the position of the row that goes to row r is r - leftpad_kv + rotary_offsets. NULL =
+ *                  0
+ *   q, q_out       (batch, new, heads_q, head_dim), packed (total, heads_q, head_dim)   q_out is written with the rows
  *                  of q, rotated by the positions of the new rows. Dtype of the new rows. It may be q, the very same
  *                  view. Both or none
- *   k_scale, v_scale   f32: of quantised caches: a row is its scale times what is stored, as attention reads it. With
+ *   k_scale, v_scale   f32   of quantised caches: a row is its scale times what is stored, as attention reads it. With
  *                  option scale_block 0 all rows of a slot or page have one: the scales are inputs, (slots or
  *                  num_pages, 1, heads_kv), where each axis may be 1 and leading ones may be left out; NULL = 1. With
  *                  scale_block 1 every row of every head has its own: they are required, (slots, seqlen_kv, heads_kv)
@@ -537,8 +539,8 @@ typedef struct tessella_append_options {
  *
  *   pools          num_pools tensors (num_pages, page_size, heads, head_dim), all of one dtype, any, and of as many
  *                  pages; the other axes may differ: k and v of every layer
- *   pairs          (n, 2) i32: page pairs[i][0] of each pool is copied to page pairs[i][1] of the same pool. A negative
- *                  source is no copy
+ *   pairs          (n, 2) i32   page pairs[i][0] of each pool is copied to page pairs[i][1] of the same pool. A
+ *                  negative source is no copy
  *
  * No target is in another pair, or it is chance what it holds: an error on the CPU, and the caller's to see to on a
  * GPU. A page outside of the pools is an error on the CPU; a GPU skips that pair. */

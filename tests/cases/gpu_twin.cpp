@@ -34,7 +34,8 @@ std::vector<HostBlock> blocks_of(const tessella_forward_args& args) {
   for (const detail::TensorField& field : detail::kTensorFields) {
     const auto member = field.member;
     if (args.*member == nullptr) continue;
-    add(*(args.*member), member == &tessella_forward_args::out || member == &tessella_forward_args::lse);
+    add(*(args.*member), member == &tessella_forward_args::out || member == &tessella_forward_args::lse ||
+                             member == &tessella_forward_args::amax);
   }
   for (int32_t i = 0; i < args.num_mod_args; ++i) add(args.mod_args[i], false);
   return blocks;

@@ -46,8 +46,8 @@ class WrongForward {
     options_.kernel = "reference.attention";
   }
 
-  // Moves out and LSE to either side in turn, as far as a right forward may have rounded them: whatever out's dtype, P
-  // met V in the inputs' dtype.
+  // Moves out and LSE to either side in turn, as far as a right forward may have rounded them: out to its own dtype,
+  // and P to that of the inputs before it met V.
   void round_otherwise() const {
     const double smallest = args_.q->dtype == TESSELLA_F16 ? 0x1p-24 : 0;
     double sign = 1;
@@ -57,7 +57,7 @@ class WrongForward {
         set(tensor, at, value + (sign = -sign) * (unit * std::abs(value) + least));
       });
     };
-    move(*args_.out, unit(args_.q->dtype), smallest);
+    move(*args_.out, std::max(unit(args_.q->dtype), unit(args_.out->dtype)), smallest);
     move(*args_.lse, unit(TESSELLA_F32), 0);
   }
   // Writes the out and LSE that the backward is given. False if the case has not what would be wrong.

@@ -157,12 +157,17 @@ int ladder(Settings settings) {
   if (table.rows.empty()) throw InputError("nothing could be measured");
   note(fmt::format("batch {}, {}seqlen {}, heads {}, head_dim {}, {}, mask {}", problem.batch,
                    settings.decode ? fmt::format("queries {}, ", problem.seqlen_q) : "", problem.seqlen_kv,
-                   settings.heads, problem.head_dim, settings.dtype, problem.mask));
+                   settings.heads, problem.head_dim, dtype_name(problem.dtype), problem.mask));
   Json about = about_run("ladder");
   about["operation"] = problem.operation();
-  about["problem"] = {{"batch", problem.batch},     {"queries", problem.seqlen_q},  {"seqlen", problem.seqlen_kv},
-                      {"heads_q", problem.heads_q}, {"heads_kv", problem.heads_kv}, {"head_dim", problem.head_dim},
-                      {"dtype", settings.dtype},    {"mask", problem.mask}};
+  about["problem"] = {{"batch", problem.batch},
+                      {"queries", problem.seqlen_q},
+                      {"seqlen", problem.seqlen_kv},
+                      {"heads_q", problem.heads_q},
+                      {"heads_kv", problem.heads_kv},
+                      {"head_dim", problem.head_dim},
+                      {"dtype", dtype_name(problem.dtype)},
+                      {"mask", problem.mask}};
   print_table(table, settings.json ? TableFormat::json : settings.csv ? TableFormat::csv : TableFormat::text, about);
   return !ran ? kBadInput : passed ? kDone : kCheckFailed;
 }

@@ -12,6 +12,7 @@ from ._arrays import dtype_of
 from ._cancel import pointer_of
 from ._errors import InvalidArgument
 from ._foreign import no_option
+from ._kinds import kind_of
 from ._mask import Mask, mask_of
 from ._options import KINDS, STRUCTS, WORDS
 from ._scalars import INT32, UINT64, integer, real, string, switch
@@ -82,6 +83,11 @@ def _set_mask(fields: Fields, _: str, value: Any) -> None:
 
 
 def _set_array(fields: Fields, name: str, value: Any) -> None:
+    fields.set_array(name, value)
+
+
+def _set_output(fields: Fields, name: str, value: Any) -> None:
+    kind_of(value).require_writable(name)
     fields.set_array(name, value)
 
 
@@ -172,8 +178,8 @@ _OF_KIND: dict[str, Callable[[Fields, str, Any], None]] = {
     "kv_dtype": _set_kv_dtype,
 }
 # Keywords that mean more than their kind says.
-_OF_NAME = {"seed": _set_seed, "offset": _set_seed, "deterministic": _set_deterministic}
+_OF_NAME = {"amax": _set_output, "seed": _set_seed, "offset": _set_seed, "deterministic": _set_deterministic}
 _SETTERS = {name: _OF_NAME.get(name) or _OF_KIND[kind] for name, kind in KINDS.items()}
 
 # Options that are arguments of a call, like q, k and v, where all others say what is computed.
-ARGUMENTS = frozenset(name for name, setter in _SETTERS.items() if setter in (_set_array, _set_mod_args))
+ARGUMENTS = frozenset(name for name, setter in _SETTERS.items() if setter in (_set_array, _set_output, _set_mod_args))

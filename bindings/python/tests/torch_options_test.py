@@ -87,6 +87,11 @@ def test_calls_on_caches_have_no_dropout_and_write_an_amax(device):
         tessella.torch.attention(q, k, v, dropout=0.1, **order)
     alone = tessella.torch.attention(q, k, v)
     assert torch.equal(tessella.torch.attention(q, k, v, seed=3, deterministic=True, **order), alone)
+    leaf = q.clone().requires_grad_()  # scale_block=0 is the default: the call is none on caches
+    tessella.torch.attention(leaf, k, v, scale_block=0, dropout=0.1).sum().backward()
+    assert leaf.grad.abs().max() > 0
+    with pytest.raises(tessella.InvalidArgument, match="^forward: score_mod_gradient is given, expected it beside sc"):
+        tessella.torch.attention(q, k, v, score_mod_gradient="return d_score;", **order)
     with pytest.raises(tessella.Unsupported, match="amax"):  # it reaches the kernels, and none writes it yet
         tessella.torch.attention(q, k, v, amax=torch.zeros(1, 1, 1, device=device))
 

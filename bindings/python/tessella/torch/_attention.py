@@ -79,9 +79,9 @@ def attention(
     """Exact attention, out = softmax(scale * q . k^T, masked) . v, in linear memory; `tessella.attention` on tensors.
 
     Shapes, dtypes, options and what is returned are those of `tessella.attention`; every array is a torch.Tensor on the
-    device of q. The call is one operator, tessella::attention, or tessella::attention_cached on pages, slots, drafts
-    and quantised caches: no graph break under torch.compile(fullgraph=True) and torch.export, and CUDA graphs capture
-    it once a call like it has run. What torch decides:
+    device of q. The call is one operator, tessella::attention, or tessella::attention_cached on pages, slots and
+    drafts, and beside scales: no graph break under torch.compile(fullgraph=True) and torch.export, and CUDA graphs
+    capture it once a call like it has run. What torch decides:
 
         stream: the current one (torch.cuda.stream).
         memory: outputs and the GPU's workspace come from torch's allocator.
@@ -100,8 +100,9 @@ def attention(
 
     Raises:
         Unsupported: in grad mode a tensor requires grad beside page_table, cache_batch_idx, draft_mask, schedule, out=
-            or lse=, or on CUDA with a head_dim above 256; dropout on pages, slots or drafts; a tensor has a tangent of
-            forward mode; a gradient of gradients, where it is taken; else as `tessella.attention`.
+            or lse=, or on CUDA with a head_dim above 256; dropout beside page_table, cache_batch_idx, draft_mask or
+            scales; a tensor has a tangent of forward mode; a gradient of gradients, where it is taken; else as
+            `tessella.attention`.
         InvalidArgument: an array that is no torch.Tensor; else as `tessella.attention`.
     """
     if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
@@ -111,15 +112,15 @@ def attention(
         _require_unbatched(named["mod_args"])
     if return_lse is not True and return_lse is not False:
         return_lse = switch("forward: return_lse", return_lse)
-    is_cached = bool(named) and any(name in OF_CACHES for name in named)
-    if is_cached:
-        named = _of_caches(named)
-    amax = named.pop("amax", None) if is_cached else None
+    amax = named.get("amax")
+    is_cached = amax is not None or any(name in named for name in OF_CACHES)
+    if amax is not None:
+        named = {name: value for name, value in named.items() if name != "amax"}
     if out is None and lse is None and amax is None:
         if is_cached:
             return _cached_lse(q, k, v, **named) if return_lse else _cached(q, k, v, **named)
         return _attention_lse(q, k, v, **named) if return_lse else _attention(q, k, v, **named)
-    _require_outputs({"out": out, "lse": lse})
+    _require_outputs({"out": out, "lse": lse, "amax": amax})
     if out is None:
         out = _operator.new_out(q, k, v, **named)
     if lse is None and return_lse:
@@ -131,12 +132,17 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-def _of_caches(named: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of attention_cached. Gradients concern none of its calls."""
+def _leave_out_what_caches_have_not(named: dict[str, Any]) -> None:
+    """Arguments that attention_cached lacks: those of gradients say nothing of such a call, and dropout it has none."""
+    name = next((name for name in OF_CACHES if name in named), None)
+    if name is None:
+        return
     if named.get("dropout"):
-        name = next(name for name in named if name in OF_CACHES)
-        raise Unsupported(f"forward: dropout is given beside {name}, expected tessella.attention for such a call")
-    return {name: value for name, value in named.items() if name not in NOT_OF_CACHES}
+        raise Unsupported(f"dropout is given beside {name}, expected tessella.attention for such a call")
+    if named.get("score_mod_gradient") and not named.get("score_mod"):
+        raise InvalidArgument("score_mod_gradient is given, expected it beside score_mod")
+    for name in NOT_OF_CACHES:
+        named.pop(name, None)
 
 
 def decode_schedule(
@@ -218,4 +224,7 @@ def _translate(q: torch.Tensor | None, layout: str, options: Mapping[str, Any]) 
     set_options(given, options)
     if q is not None and options.get("dropout") and options.get("seed") is None:
         given.set_array("seed", torch.randint(1 << 62, (1,), dtype=torch.int64, device=q.device))
+    if given.named.get("scale_block") == 0:  # the default makes no call one on caches
+        del given.named["scale_block"]
+    _leave_out_what_caches_have_not(given.named)
     return given.named

@@ -171,7 +171,7 @@ def _attention_out(*_: Any, **__: Any) -> NoReturn:
 
 
 def _attention_cached(*_: Any, **named: Any) -> NoReturn:
-    what = next((OF_CACHES[name] for name in named if name in OF_CACHES), "calls on caches")
+    what = next((OF_CACHES[name] for name in named if name in OF_CACHES), OF_CACHES["amax"])
     raise Unsupported(f"forward: a tensor requires grad, and {what} have no gradients; {_WITHOUT}")
 
 

@@ -140,8 +140,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any]
 def _backward(ctx: Any, d_out: torch.Tensor, d_lse: torch.Tensor) -> tuple[Any, Any]:
     tensors = ctx.saved_tensors
     outs, lses, (out, lse) = tensors[: ctx.num_states], tensors[ctx.num_states : -2], tensors[-2:]
-    real = torch.promote_types(torch.float32, lse.dtype)
-    d_out, out = d_out.to(real), out.to(real)
+    real = torch.promote_types(torch.float32, out.dtype)
+    d_out, out, lse = d_out.to(real), out.to(real), lse.to(real)
 
     def beside_out(of_lse: torch.Tensor) -> torch.Tensor:
         """A tensor of lse's shape, one value a row of out."""

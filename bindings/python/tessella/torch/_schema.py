@@ -84,17 +84,25 @@ OF_FORWARD = frozenset(("kernel_name", "num_splits", "query_class", "cache_settl
 OF_SLICES = ("first_batch", "first_head", "first_query", "first_key", "whole_heads_q")
 
 
-def _names(schema: str) -> frozenset[str]:
-    return frozenset(re.findall(r"(\w+)=", schema))
+def _names(schema: str) -> set[str]:
+    return set(re.findall(r"(\w+)=", schema))
 
 
-# Arguments of attention_cached alone, which make a call its own: they have no gradients -> what has none.
-OF_CACHES = dict.fromkeys(_names(SCHEMAS["attention_cached"]) - _names(SCHEMAS["attention"]), "quantised caches")
-OF_CACHES.update(
-    page_table="keys in pages", cache_batch_idx="keys in slots of a cache", draft_mask="drafts", amax="an amax"
-)
+# Arguments of attention_cached alone, which make a call its own -> what has no gradients then.
+OF_CACHES = {
+    "page_table": "keys in pages",
+    "cache_batch_idx": "keys in slots of a cache",
+    "draft_mask": "drafts",
+    "q_scale": "scales",
+    "k_scale": "quantised caches",
+    "v_scale": "quantised caches",
+    "out_scale": "scales",
+    "amax": "scales",
+    "scale_block": "scales",
+    "kv_dtype": "quantised caches",
+}
 # Those of attention alone: of dropout and of gradients.
-NOT_OF_CACHES = _names(SCHEMAS["attention"]) - _names(SCHEMAS["attention_cached"])
+NOT_OF_CACHES = tuple(sorted(_names(SCHEMAS["attention"]) - _names(SCHEMAS["attention_cached"])))
 
 # What the bytes of k and v may be -> as an argument says it.
 CACHE_DTYPES = {d.I4: "int4", d.I8: "int8", d.F8E4M3FN: "float8_e4m3fn"}

@@ -51,7 +51,7 @@ class DifferentiableMerge : public ::torch::autograd::Function<DifferentiableMer
   static List forward(Context* context, at::TensorList tensors, const c10::intrusive_ptr<Kept>& kept) {
     const size_t count = tensors.size() / 2;
     std::vector<TensorState> states;
-    for (size_t i = 0; i < count; ++i) states.emplace_back(tensors[i].detach(), tensors[count + i].detach());
+    for (size_t i = 0; i < count; ++i) states.emplace_back(tensors[i], tensors[count + i]);
     const auto [out, lse] = run_merge(states, kept->options, {}, {});
     List saved = tensors.vec();
     saved.push_back(out);
@@ -63,9 +63,9 @@ class DifferentiableMerge : public ::torch::autograd::Function<DifferentiableMer
   static List backward(Context* context, List incoming) {
     const List saved = context->get_saved_variables();
     const size_t count = (saved.size() - 2) / 2;
-    const at::Tensor& lse = saved[2 * count + 1];
-    const at::ScalarType real = lse.scalar_type();
-    const at::Tensor out = saved[2 * count].to(real), d_out = incoming[0].to(real), d_lse = incoming[1].to(real);
+    const at::ScalarType real = at::promote_types(at::kFloat, saved[2 * count].scalar_type());
+    const at::Tensor lse = saved[2 * count + 1].to(real), out = saved[2 * count].to(real), d_out = incoming[0].to(real),
+                     d_lse = incoming[1].to(real);
     List made(2 * count + 1);
     for (size_t i = 0; i < count; ++i) {
       const at::Tensor &out_i = saved[i], &lse_i = saved[count + i];
@@ -99,10 +99,12 @@ inline TensorState merge(const std::vector<TensorState>& states, const MergeOpti
   if (states.empty()) detail::fail("merge", ErrorCode::invalid_argument, "states is empty, expected one or more");
   std::vector<at::Tensor> tensors;
   bool requires_grad = false;
-  for (const auto member : {&TensorState::first, &TensorState::second}) {
+  for (const auto& [name, member] : {std::pair{"outs", &TensorState::first}, {"lses", &TensorState::second}}) {
     for (const TensorState& state : states) {
-      tensors.push_back(state.*member);
-      requires_grad |= tensors.back().defined() && tensors.back().requires_grad();
+      const at::Tensor& tensor = state.*member;
+      if (!tensor.defined()) detail::required("merge", tensor, name);
+      requires_grad |= tensor.requires_grad();
+      tensors.push_back(tensor);
     }
   }
   if (!requires_grad || !c10::GradMode::is_enabled()) {

@@ -36,15 +36,17 @@ inline DType dtype_of(const char* function, const at::Tensor& tensor, const char
       // Younger than the oldest libtorch that compiles this.
       if (std::string(c10::toString(tensor.scalar_type())) == "Float8_e4m3fn") return f8e4m3fn;
       if (std::string(c10::toString(tensor.scalar_type())) == "Float8_e5m2") return f8e5m2;
-      fail(function, ErrorCode::unsupported, std::string(name) + " has dtype " + c10::toString(tensor.scalar_type()) +
-                                       ", expected f64, f32, bf16, f16, bool, i32, i64, u8, i8, f8e4m3fn or f8e5m2");
+      fail(function, ErrorCode::unsupported,
+           std::string(name) + " has dtype " + c10::toString(tensor.scalar_type()) +
+               ", expected f64, f32, bf16, f16, bool, i32, i64, u8, i8, f8e4m3fn or f8e5m2");
   }
 }
 
 inline Device device_of(const char* function, const at::Tensor& tensor, const char* name) {
   if (tensor.is_cpu()) return {TESSELLA_CPU, 0};
   if (tensor.is_cuda()) return {TESSELLA_CUDA, static_cast<int32_t>(tensor.get_device())};
-  fail(function, ErrorCode::unsupported, std::string(name) + " is on " + tensor.device().str() + ", expected cpu or cuda");
+  fail(function, ErrorCode::unsupported,
+       std::string(name) + " is on " + tensor.device().str() + ", expected cpu or cuda");
 }
 
 // Absent where the tensor is undefined.
@@ -61,7 +63,8 @@ inline TensorView view(const char* function, const at::Tensor& tensor, const cha
          std::string(name) + " has " + std::to_string(tensor.dim()) + " axes, expected 1 to 8");
   }
   if (c10::GradMode::is_enabled() && tensor.requires_grad()) {
-    fail(function, ErrorCode::unsupported, std::string(name) + " requires grad, and has no gradient, expected detach() of it");
+    fail(function, ErrorCode::unsupported,
+         std::string(name) + " requires grad, and has no gradient, expected detach() of it");
   }
   if (tensor._fw_grad(0).defined()) {
     fail(function, ErrorCode::unsupported,
@@ -82,7 +85,8 @@ inline TensorView view(const char* function, const at::Tensor& tensor, const cha
 }
 
 inline TensorView required(const char* function, const at::Tensor& tensor, const char* name) {
-  if (!tensor.defined()) fail(function, ErrorCode::invalid_argument, std::string(name) + " is undefined, expected a tensor");
+  if (!tensor.defined())
+    fail(function, ErrorCode::invalid_argument, std::string(name) + " is undefined, expected a tensor");
   return view(function, tensor, name);
 }
 
