@@ -614,14 +614,24 @@ def problem(table: dict[str, Any]) -> str:
             for key in row:
                 if key not in KEYS or not said.get(key, set()) <= VALUES.get(key, set()):
                     return f"{name}: {row['names']} has {key} = {row[key]!r}"
+            if row["kind"] not in (*C_TYPES, "mask", "kv_dtype"):
+                return f"{name}: {row['names']} has kind {row['kind']!r}, expected one of {', '.join(C_TYPES)}"
             if row["kind"] == "words" and len(row["words"]) != 3:
                 return f"{name}: {row['names']} has {len(row['words'])} words, expected 3"
+            if name in CPP_STRUCTS and "help" not in row and "cpp" not in row.get("no", ()):
+                return f"{name}: {row['names']} has no help"
         if "layout" not in struct:
             continue
         names = [field for row in struct["fields"] for field in row["names"]]
         names += [row["count"] for row in struct["fields"] if "count" in row]
-        if sorted(names) != sorted(struct["layout"]):
-            return f"{name}: layout and fields differ in {sorted(set(names) ^ set(struct['layout']))}"
+        for some, of_some, others, of_others in (
+            (names, "fields", struct["layout"], "layout"),
+            (struct["layout"], "layout", names, "fields"),
+        ):
+            for field in some:
+                if some.count(field) != 1 or field not in others:
+                    counts = f"{some.count(field)} times in {of_some} and {others.count(field)} times in {of_others}"
+                    return f"{name}: {field} is {counts}, expected once"
     for name, schema in torch_schemas(table).items():
         if (count := schema.count(",")) > MOST_ARGUMENTS:
             return f"{name} has {count} arguments, expected at most {MOST_ARGUMENTS} for torch"

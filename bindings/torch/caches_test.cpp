@@ -139,7 +139,6 @@ void test_merge(const at::Device& device) {
   const at::NoGradGuard guard;
   expect(ts::torch::merge(states, {}, given).first.is_same(given) && near(given, whole, 1e-5), "out given");
   expect_error(ts::ErrorCode::invalid_argument, "merge: states is empty", [&] { ts::torch::merge({}); });
-});
 }
 
 void test(const at::Device& device) {

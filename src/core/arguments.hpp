@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <variant>
 #include <vector>
 
@@ -116,17 +117,19 @@ struct AttentionArguments : AttentionShape {
   }
 };
 
-// The tables that have a number for each sequence, as tessella_forward_args names them.
+// The tables that have a number for each sequence, as tessella_forward_args names them. least: of its numbers, where
+// that is all that validate() asks.
 struct SequenceTable {
   const char* name;
   Table<int32_t> AttentionArguments::*member;
   Feature feature;
+  int32_t least = std::numeric_limits<int32_t>::min();
 };
 inline constexpr SequenceTable kSequenceTables[] = {
     {"seqlens_q", &AttentionArguments::seqlens_q, Feature::seqlens_q},
     {"seqlens_kv", &AttentionArguments::seqlens_kv, Feature::seqlens_kv},
     {"leftpad_kv", &AttentionArguments::leftpad_kv, Feature::leftpad_kv},
-    {"prefix_lengths", &AttentionArguments::prefix, Feature::prefix},
+    {"prefix_lengths", &AttentionArguments::prefix, Feature::prefix, 0},
     {"cache_batch_idx", &AttentionArguments::cache_batch_idx, Feature::cache_batch_idx},
 };
 

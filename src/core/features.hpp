@@ -99,16 +99,17 @@ inline constexpr FeatureName kFeatureNames[] = {
     {Feature::d_sink, "d_sink"},
     {Feature::d_alibi_slopes, "d_alibi_slopes"},
 };
-constexpr Features all_features() {
-  Features all;
-  for (const FeatureName& entry : kFeatureNames) all |= entry.feature;
-  return all;
-}
 // The caller's source is compiled for a GPU; nothing compiles it on a CPU.
 inline constexpr Features kModFeatures = Feature::score_mod | Feature::mask_mod;
 
-// Known to the API, and of no kernel but perhaps the reference yet.
-inline constexpr Features kFutureFeatures = Feature::scales | Feature::slice;
+// What kernels of any number of queries compute, each by what it adds or leaves out. A new feature is in no such set: a
+// kernel that does not name it is not eligible.
+inline constexpr Features kCommonFeatures =
+    Feature::window | Feature::causal_top_left | Feature::chunk | Feature::keep_first | Feature::prefix |
+    Feature::document | Feature::dense_mask | Feature::block_map | Feature::draft_mask | Feature::seqlens_q |
+    Feature::seqlens_kv | Feature::leftpad_kv | Feature::packed_q | Feature::packed_kv | Feature::paged_kv |
+    Feature::cache_batch_idx | Feature::bias | Feature::alibi | Feature::softcap | Feature::sink | Feature::dropout |
+    Feature::lse;
 
 // What was made before a call: it says how the call is computed, not what.
 inline constexpr Features kMadeBefore = Feature::schedule;
@@ -127,10 +128,6 @@ inline constexpr Features kGradientFeatures =
 // Features of calls that have no gradients.
 inline constexpr Features kForwardOnlyFeatures =
     Feature::paged_kv | Feature::cache_batch_idx | Feature::draft_mask | kMadeBefore | kQuantizedFeatures;
-
-constexpr Features forward_features() {
-  return all_features().without(kGradientFeatures | kMadeBefore | kQuantizedFeatures);
-}
 
 // Masks that are not intervals: which elements of the band are seen.
 inline constexpr Features kElementMasks =

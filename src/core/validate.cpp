@@ -32,9 +32,12 @@ class Validator {
     lengths();
     pages();
     slots();
-    if (!p_.prefix) return;
-    for (int64_t b = 0; b < p_.batch; ++b) {
-      expect_entry(p_.prefix.at(b) >= 0, "prefix_lengths", b, p_.prefix.at(b), "at least 0");
+    for (const SequenceTable& of : kSequenceTables) {
+      const Table<int32_t>& table = p_.*of.member;
+      const bool has_least = of.least > std::numeric_limits<int32_t>::min();
+      for (int64_t b = 0; has_least && table && b < p_.batch; ++b) {
+        expect_entry(table.at(b) >= of.least, of.name, b, table.at(b), "at least ", of.least);
+      }
     }
   }
 

@@ -61,7 +61,7 @@ struct VectorRow {
   static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
                                        std::string_view architectures) {
     core::Kernel kernel = vector_row<kSet, VectorRow>(core::Operation::forward, name, summary, architectures);
-    kernel.features = core::forward_features().without(core::kModFeatures | core::kFutureFeatures);
+    kernel.features = core::kCommonFeatures;
     return kernel;
   }
 };
@@ -84,8 +84,7 @@ struct DecodeRow {
                                        std::string_view architectures) {
     core::Kernel kernel = vector_row<kSet, DecodeRow>(core::Operation::forward, name, summary, architectures);
     kernel.max_head_dim = kMaxDecodeHeadDim;
-    kernel.features =
-        core::forward_features().without(core::kModFeatures | core::kFutureFeatures) | core::kQuantizedFeatures;
+    kernel.features = core::kCommonFeatures | core::kQuantizedFeatures;
     kernel.cache_dtypes = core::kCacheDTypes;
     kernel.serves_few = true;
     kernel.ineligible = ineligible;
@@ -113,8 +112,7 @@ struct BackwardRow {
   static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
                                        std::string_view architectures) {
     core::Kernel kernel = vector_row<kSet, BackwardRow>(core::Operation::backward, name, summary, architectures);
-    kernel.features =
-        core::all_features().without(core::kModFeatures | core::kFutureFeatures | core::kForwardOnlyFeatures);
+    kernel.features = core::kCommonFeatures.without(core::kForwardOnlyFeatures) | core::kGradientFeatures;
     return kernel;
   }
 };

@@ -28,13 +28,12 @@ constexpr uint32_t kFloats = kHalves | dtype_bit(DType::f32);
 
 // Masks that are bands, and what enters a score without memory of its own.
 constexpr core::Features kDecodeFeatures =
-    core::forward_features().without(core::kFutureFeatures | core::kElementMasks | core::kModFeatures |
-                                     core::Feature::bias | core::Feature::dropout) |
+    core::kCommonFeatures.without(core::kElementMasks | core::Feature::bias | core::Feature::dropout) |
     core::Feature::schedule | core::Feature::draft_mask;
 
-constexpr core::Features kForwardFeatures = core::forward_features().without(core::kFutureFeatures);
+constexpr core::Features kForwardFeatures = core::kCommonFeatures | core::kModFeatures;
 constexpr core::Features kBackwardFeatures =
-    core::all_features().without(core::kFutureFeatures | core::kForwardOnlyFeatures);
+    kForwardFeatures.without(core::kForwardOnlyFeatures) | core::kGradientFeatures;
 
 constexpr KernelRow kDecode = {.name = "cuda.decode",
                                .summary = "Flash-Decoding: few queries, keys split over blocks, one launch",

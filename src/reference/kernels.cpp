@@ -17,7 +17,7 @@
 namespace tessella::reference {
 namespace {
 
-constexpr core::Features kFeatures = core::forward_features().without(core::kModFeatures | core::Feature::scales);
+constexpr core::Features kFeatures = core::kCommonFeatures | core::Feature::slice;
 
 constexpr uint32_t kFloats =
     core::dtype_bit(core::DType::f32) | core::dtype_bit(core::DType::bf16) | core::dtype_bit(core::DType::f16);

@@ -52,8 +52,8 @@ inline const FeatureSet kFeatureSets[] = {
     {"batch invariant", {}, DType::none, true},
     {"batch invariant softcap", Feature::softcap, DType::none, true},
     {"batch invariant alibi", Feature::alibi, DType::none, true},
-    {"batch invariant all", core::forward_features(), DType::f32, true},
-    {"all", core::forward_features(), DType::f32},
+    {"batch invariant all", core::kCommonFeatures | core::kModFeatures, DType::f32, true},
+    {"all", core::kCommonFeatures | core::kModFeatures, DType::f32},
 };
 inline constexpr size_t kAll = std::size(kFeatureSets) - 1;
 

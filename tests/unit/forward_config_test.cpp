@@ -53,7 +53,7 @@ void for_each_config(Fn&& fn) {
                                   Feature::mask_mod,
                                   Feature::document,
                                   Feature::paged_kv,
-                                  core::forward_features()};
+                                  core::kCommonFeatures | core::kModFeatures};
   for (const int arch : {80, 86, 89, 90, 100, 120}) {
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
       for (const int64_t qk : {1, 32, 40, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512}) {
@@ -305,7 +305,7 @@ TEST(ForwardSm90Config, FitsSharedMemoryWithTwoStagesOfEverySize) {
       for (const core::Features features :
            {core::Features(), core::Features(Feature::softcap), core::Features(Feature::bias),
             Feature::bias | Feature::dropout, core::Features(Feature::document),
-            Feature::document | Feature::dense_mask, core::forward_features()}) {
+            Feature::document | Feature::dense_mask, core::kCommonFeatures | core::kModFeatures}) {
         for (const int64_t seqlen : {1024, 8192}) {
           AttentionArguments p = problem(DType::bf16, qk, v, features);
           p.seqlen_q = p.seqlen_kv = seqlen;

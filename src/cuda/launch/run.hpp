@@ -21,7 +21,7 @@ struct KernelRow {
   std::string (*unavailable)(const DeviceInfo& device) = nullptr;
   uint32_t dtypes = 0;
   int64_t max_head_dim = 0;
-  core::Features features = core::forward_features().without(core::kFutureFeatures);
+  core::Features features = core::kCommonFeatures | core::kModFeatures;
   uint32_t cache_dtypes = 0;  // bit per DType of k and v that it takes beside those of q
   bool serves_few = false;
   bool splits_keys = false;
