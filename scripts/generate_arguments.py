@@ -23,6 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = "src/api/arguments.toml"
+OLD_HEADER = "tests/packaging/old/tessella/tessella.h"  # of programs that exist
 WIDTH = 120
 
 Row = dict[str, Any]
@@ -604,6 +605,13 @@ def files(table: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def old_layout(name: str) -> list[str]:
+    """The fields that programs of an older header know, after struct_size."""
+    body = re.search(rf"typedef struct tessella_{name} \{{(.*?)\}}", (ROOT / OLD_HEADER).read_text(), re.S)
+    declared = re.sub(r"/\*.*?\*/", "", body[1], flags=re.S) if body else ""
+    return re.findall(r"(\w+);", declared)[1:]
+
+
 def problem(table: dict[str, Any]) -> str:
     """What is wrong with the table, or ""."""
     for name, struct in table.items():
@@ -632,6 +640,8 @@ def problem(table: dict[str, Any]) -> str:
                 if some.count(field) != 1 or field not in others:
                     counts = f"{some.count(field)} times in {of_some} and {others.count(field)} times in {of_others}"
                     return f"{name}: {field} is {counts}, expected once"
+        if struct["layout"][: len(old_layout(name))] != old_layout(name):
+            return f"{name}: layout is not that of programs that exist, expected new fields at its end"
     for name, schema in torch_schemas(table).items():
         if (count := schema.count(",")) > MOST_ARGUMENTS:
             return f"{name} has {count} arguments, expected at most {MOST_ARGUMENTS} for torch"
