@@ -107,15 +107,12 @@ def attention(
     """
     if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
         raise InvalidArgument("forward: " + _no_tensor({"q": q, "k": k, "v": v}))
-    named = _named(q, layout, options) if options or layout != "bshd" else {}
+    named, is_cached = _named(q, layout, options) if options or layout != "bshd" else ({}, False)
     if "mod_args" in named and not torch.compiler.is_compiling():
         _require_unbatched(named["mod_args"])
     if return_lse is not True and return_lse is not False:
         return_lse = switch("forward: return_lse", return_lse)
-    amax = named.get("amax")
-    is_cached = amax is not None or any(name in named for name in OF_CACHES)
-    if amax is not None:
-        named = {name: value for name, value in named.items() if name != "amax"}
+    amax = named.pop("amax", None) if is_cached else None  # of a dict that is not remembered: tensors never are
     if out is None and lse is None and amax is None:
         if is_cached:
             return _cached_lse(q, k, v, **named) if return_lse else _cached(q, k, v, **named)
@@ -132,17 +129,18 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-def _leave_out_what_caches_have_not(named: dict[str, Any]) -> None:
-    """Arguments that attention_cached lacks: those of gradients say nothing of such a call, and dropout it has none."""
+def _leave_out_what_caches_have_not(named: dict[str, Any]) -> bool:
+    """Whether the call is attention_cached's. It lacks arguments of gradients, which say nothing of it, and dropout."""
     name = next((name for name in OF_CACHES if name in named), None)
     if name is None:
-        return
+        return False
     if named.get("dropout"):
         raise Unsupported(f"dropout is given beside {name}, expected tessella.attention for such a call")
     if named.get("score_mod_gradient") and not named.get("score_mod"):
         raise InvalidArgument("score_mod_gradient is given, expected it beside score_mod")
     for name in NOT_OF_CACHES:
         named.pop(name, None)
+    return True
 
 
 def decode_schedule(
@@ -197,8 +195,8 @@ def _require_unbatched(arrays: Sequence[Any]) -> None:
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
-def _named(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The operator's arguments after q, k and v."""
+def _named(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The operator's arguments after q, k and v, and whether it is attention_cached."""
     if torch.compiler.is_compiling():  # Dynamo knows no sets of types
         return _translate(q, layout, options)
     try:
@@ -212,11 +210,11 @@ def _named(q: torch.Tensor, layout: str, options: Mapping[str, Any]) -> dict[str
 
 
 @functools.lru_cache(maxsize=256, typed=True)  # typed: 1 is no True
-def _remembered(layout: str, **options: Any) -> dict[str, Any]:
+def _remembered(layout: str, **options: Any) -> tuple[dict[str, Any], bool]:
     return _translate(None, layout, options)
 
 
-def _translate(q: torch.Tensor | None, layout: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _translate(q: torch.Tensor | None, layout: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """q: None where no seed is drawn."""
     given = _Arguments()
     if is_swapped(layout):
@@ -226,5 +224,4 @@ def _translate(q: torch.Tensor | None, layout: str, options: Mapping[str, Any]) 
         given.set_array("seed", torch.randint(1 << 62, (1,), dtype=torch.int64, device=q.device))
     if given.named.get("scale_block") == 0:  # the default makes no call one on caches
         del given.named["scale_block"]
-    _leave_out_what_caches_have_not(given.named)
-    return given.named
+    return given.named, _leave_out_what_caches_have_not(given.named)
