@@ -143,11 +143,11 @@ struct Gradients {
   TensorView d_out = {};
   // shape of lse, f32 (f64 allowed for f64 inputs): gradient of lse; absent: 0
   TensorView d_lse = {};
-  // shapes of q, k and v, dtype of q or f32
+  // shapes of q, k and v, dtype of q, or f32
   TensorView dq = {};
   TensorView dk = {};
   TensorView dv = {};
-  // shape of bias, its dtype or f32
+  // shape of bias, its dtype, or f32
   TensorView d_bias = {};
   // (heads_q) f32
   TensorView d_sink = {};
@@ -159,7 +159,7 @@ struct Gradients {
 
 // New rows of keys and values, and the cache that they go into.
 struct AppendArgs {
-  // (batch, new, heads_kv, head_dim), packed (total, heads_kv, head_dim)
+  // (batch, new, heads_kv, head_dim), packed (total, heads_kv, head_dim), f64, f32, bf16 or f16
   TensorView k_new = {};
   TensorView v_new = {};
   // (slots, seqlen_kv, heads_kv, head_dim), or pools (num_pages, page_size, heads_kv, head_dim)

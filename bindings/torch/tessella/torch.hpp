@@ -125,7 +125,7 @@ inline void run_forward(const at::Tensor& q, const at::Tensor& k, const at::Tens
   if (!tensors.out.defined()) tensors.out = new_out(q, v, options, tensors);
   const ForwardArgs args = forward_args(q, k, v, tensors);
   run_on(q, options, [&](const AttentionOptions& own, void* stream) { forward(args, own, stream); });
-  for (const at::Tensor& tensor : {tensors.out, tensors.lse, tensors.amax}) written(tensor);
+  for (const at::Tensor* tensor : {&tensors.out, &tensors.lse, &tensors.amax}) written(*tensor);
 }
 
 // What of the options concerns gradients: they are computed by kernels of their own.

@@ -64,7 +64,9 @@ inline at::Tensor append(const at::Tensor& k_new, const at::Tensor& v_new, const
     detail::fail("append", ErrorCode::invalid_argument, "k_new and v_new are undefined, expected one of them or both");
   }
   detail::run_on(first, options, [&](const AppendOptions& own, void* stream) { tessella::append(args, own, stream); });
-  for (const at::Tensor& tensor : {k, v, tensors.q_out}) detail::written(tensor);
+  detail::written(k);
+  detail::written(v);
+  detail::written(tensors.q_out);
   if (options.scale_block != 0) {
     detail::written(tensors.k_scale);
     detail::written(tensors.v_scale);
