@@ -34,7 +34,8 @@ step() {
   local name=$1 start=$SECONDS
   shift
   echo "=== $name"
-  if "$@"; then
+  mkdir -p build/steps
+  if "$@" 2>&1 | tee "build/steps/$name.log"; then
     num_passed=$((num_passed + 1))
     echo "--- $name: passed in $((SECONDS - start)) s"
   else
@@ -45,10 +46,14 @@ step() {
   times+=("$(printf '%7d s  %s' $((SECONDS - start)) "$name")")
 }
 
-# The times of the steps, what failed, and as the last line the tally; the exit status says whether all passed.
+# The times of the steps, the ends of what failed, and as the last line the tally; the exit status says whether all
+# passed.
 finish() {
   printf '%s\n' "${times[@]}"
-  for name in "${failures[@]}"; do echo "failed: $name"; done
+  for name in "${failures[@]}"; do
+    echo "failed: $name, whose output ended in"
+    grep -v '(Skipped)$' "build/steps/$name.log" | tail -n 60
+  done
   echo "total $SECONDS s"
   echo "$num_passed passed, $num_failed failed"
   [[ $num_failed -eq 0 ]]

@@ -195,11 +195,11 @@ def test_pages_on_meta_are_named():
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, "int4"])
 @pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
 def test_quantised_caches(device, dtype, backend):
-    cache = tessella.PagedCache(12, 4, 2, 16, dtype=dtype, device=torch.device(device))
-    of_numpy = tessella.PagedCache(12, 4, 2, 16, dtype=str(dtype).rpartition(".")[2])
+    cache = tessella.PagedCache(12, 4, 2, 32, dtype=dtype, device=torch.device(device))
+    of_numpy = tessella.PagedCache(12, 4, 2, 32, dtype=str(dtype).rpartition(".")[2])
     torch.manual_seed(3)
-    k_new, v_new = torch.randn(2, 6, 2, 16, device=device), torch.randn(2, 6, 2, 16, device=device)
-    q = torch.randn(2, 1, 4, 16, device=device)
+    k_new, v_new = torch.randn(2, 6, 2, 32, device=device), torch.randn(2, 6, 2, 32, device=device)
+    q = torch.randn(2, 1, 4, 32, device=device)
     for one in (cache, of_numpy):
         ids = one.new_sequences(2)
         one.reserve(ids, 6)
