@@ -107,11 +107,16 @@ std::string ineligible_head_dims(const Kernel& kernel, const AppendShape& shape)
 }
 std::string ineligible_head_dims(const Kernel&, const CopyPagesShape&) { return ""; }
 
+// Whether a kernel's dtypes of a tensor have this one, where the first tensor's is `first`.
+bool takes(uint32_t dtypes, DType dtype, DType first) {
+  return (dtypes & (dtype_bit(dtype) | (dtype == first ? kSameDType : 0))) != 0;
+}
+
 // Why not, of what few kernels have: k and v of a dtype of their own, a class of few queries.
 std::string ineligible_mixture(const Kernel& kernel, const AttentionShape& shape) {
   for (const Name operand : {Name::k, Name::v}) {
     const DType dtype = shape.operands[operand].dtype;
-    if (dtype != shape.dtype() && (kernel.cache_dtypes & dtype_bit(dtype)) == 0) {
+    if (!takes(kernel.kv_dtypes, dtype, shape.dtype())) {
       return message("does not compute ", name(operand), ".dtype ", name(dtype), " beside q.dtype ",
                      name(shape.dtype()));
     }
@@ -119,7 +124,7 @@ std::string ineligible_mixture(const Kernel& kernel, const AttentionShape& shape
   if (const DType k = shape.operands[Name::k].dtype, v = shape.operands[Name::v].dtype; k != v) {
     return message("takes k and v of one dtype, and k.dtype is ", name(k), " and v.dtype ", name(v));
   }
-  if (shape.out_dtype() != shape.dtype() && shape.out_dtype() != DType::f32) {
+  if (!takes(kernel.out_dtypes, shape.out_dtype(), shape.dtype())) {
     return message("does not write out.dtype ", name(shape.out_dtype()), " beside q.dtype ", name(shape.dtype()));
   }
   if (shape.query_class == QueryClass::few && !kernel.serves_few) return "is for many queries, and query_class is few";
@@ -159,6 +164,7 @@ void visit_kernels(const Shape& shape, std::span<const KernelTable> tables, Visi
 
 // "f64, f32 or bf16", of bits per DType.
 std::string names_of_dtypes(uint32_t dtypes) {
+  dtypes &= kAllDTypes;
   std::string string;
   for (auto value = static_cast<int32_t>(DType::f64); value <= static_cast<int32_t>(kLastDType); ++value) {
     const auto dtype = static_cast<DType>(value);
@@ -174,12 +180,12 @@ std::string common_reason(const Shape& shape, std::span<const KernelTable> table
   const DType dtype = core::dtype(shape);
   const std::string where = message("no ", name(operation(shape)), " kernel on ",
                                     device(shape).type == DeviceType::cpu ? "the CPU" : "a GPU");
-  uint32_t dtypes = 0, cache_dtypes = 0;
+  uint32_t dtypes = 0, kv_dtypes = 0;
   Features supported;
   visit_kernels(shape, tables, [&](const Kernel& kernel) {
     dtypes |= kernel.dtypes;
     if ((kernel.dtypes & dtype_bit(dtype)) == 0) return;
-    cache_dtypes |= kernel.cache_dtypes;
+    kv_dtypes |= kernel.kv_dtypes;
     supported |= kernel.features;
   });
   if (dtypes == 0) return "";
@@ -190,9 +196,9 @@ std::string common_reason(const Shape& shape, std::span<const KernelTable> table
   if (const auto* attention = std::get_if<AttentionShape>(&shape)) {
     for (const Name operand : {Name::k, Name::v}) {
       const DType own = attention->operands[operand].dtype;
-      if (own == dtype || (cache_dtypes & dtype_bit(own)) != 0) continue;
+      if (takes(kv_dtypes, own, dtype)) continue;
       return message(name(operand), ".dtype is ", name(own), " beside q.dtype ", name(dtype), ", and ", where,
-                     " computes that, expected ", names_of_dtypes(dtype_bit(dtype) | cache_dtypes));
+                     " computes that, expected ", names_of_dtypes(dtype_bit(dtype) | kv_dtypes));
     }
   }
   const Features missing = features(shape).without(supported);

@@ -32,19 +32,29 @@ struct Cost {
   double extra_bytes = 0;
 };
 
+constexpr uint32_t dtype_bit(DType dtype) { return 1u << static_cast<int32_t>(dtype); }
+inline constexpr uint32_t kAllDTypes = (dtype_bit(kLastDType) << 1) - dtype_bit(DType::f64);
+// The dtype of the first tensor, whatever it is.
+inline constexpr uint32_t kSameDType = 1u << 31;
+// k and v as q, or with fewer bits.
+inline constexpr uint32_t kCacheDTypes =
+    kSameDType | dtype_bit(DType::f8e4m3fn) | dtype_bit(DType::i8) | dtype_bit(DType::i4);
+
 struct Kernel {
   std::string_view name;  // "cpu.forward_avx512": file name, registry name, profiler name
   Operation operation = Operation::forward;
   std::string_view summary;  // one line for `tessella kernels`
   DeviceType device = DeviceType::cpu;
   std::string_view architectures = "any";  // what it is made for: "sm_90a", "avx2"
-  uint32_t dtypes = 0;                     // bit per DType, see dtype_bit()
+  // Of the first tensor (q, k_new, outs[0], pools[0]): bit per DType, see dtype_bit().
+  uint32_t dtypes = 0;
   int64_t max_head_dim = 0;
-  Features features;          // those it supports
-  uint32_t cache_dtypes = 0;  // bit per DType of k and v that it takes beside those of q
-  bool serves_few = false;    // is of query_class few; every kernel is of query_class many
-  bool splits_keys = false;   // in as many as num_splits says
-  uint32_t automatic = ~0u;   // bit per DType for which it may be chosen unnamed; 0: only by name (the ladder)
+  Features features;                // those it supports
+  uint32_t kv_dtypes = kSameDType;  // of k and v, beside each of `dtypes`
+  uint32_t out_dtypes = kSameDType | dtype_bit(DType::f32);
+  bool serves_few = false;   // is of query_class few; every kernel is of query_class many
+  bool splits_keys = false;  // in as many as num_splits says
+  uint32_t automatic = ~0u;  // bit per DType for which it may be chosen unnamed; 0: only by name (the ladder)
 
   // Why this device cannot run the kernel at all, or "" (instruction sets, permissions, drivers).
   std::string (*unavailable)(Device) = nullptr;
@@ -69,11 +79,6 @@ struct Kernel {
   // stream: of the device; ignored on the CPU.
   void (*run)(const Arguments&, const Plan&, Workspace, void* stream) = nullptr;
 };
-
-constexpr uint32_t dtype_bit(DType dtype) { return 1u << static_cast<int32_t>(dtype); }
-// Dtypes of caches with fewer bits than q.
-inline constexpr uint32_t kCacheDTypes = dtype_bit(DType::f8e4m3fn) | dtype_bit(DType::i8) | dtype_bit(DType::i4);
-inline constexpr uint32_t kAllDTypes = (dtype_bit(kLastDType) << 1) - dtype_bit(DType::f64);
 
 using KernelTable = std::span<const Kernel>;
 

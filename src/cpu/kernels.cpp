@@ -85,7 +85,7 @@ struct DecodeRow {
     core::Kernel kernel = vector_row<kSet, DecodeRow>(core::Operation::forward, name, summary, architectures);
     kernel.max_head_dim = kMaxDecodeHeadDim;
     kernel.features = core::kCommonFeatures | core::kQuantizedFeatures;
-    kernel.cache_dtypes = core::kCacheDTypes;
+    kernel.kv_dtypes = core::kCacheDTypes;
     kernel.serves_few = true;
     kernel.ineligible = ineligible;
     return kernel;

@@ -1,10 +1,9 @@
 // append on a GPU: its configuration, and its only argument.
 #pragma once
 
+#include "portable/element.hpp"
 #include "portable/integers.hpp"
 #include "portable/new_rows.hpp"
-#include "portable/quantize.hpp"
-#include "portable/score_config.hpp"
 
 namespace tessella::portable {
 
@@ -12,10 +11,10 @@ inline constexpr int32_t kAppendThreads = 256;
 inline constexpr int32_t kAppendBlocksPerSm = 4;
 
 struct AppendConfig {
-  Element element = Element::bf16;  // of rows, and of caches that are not quantised
-  Quantized cache = Quantized::none;
-  bool computes_scales = false;  // of the new rows of quantised caches, else they are given
-  bool vectors = false;          // rows are read in pieces of 16 bytes
+  Element element = Element::bf16;  // of rows
+  Element cache = Element::bf16;    // the same, or fewer bits
+  bool computes_scales = false;     // of the new rows of quantised caches, else they are given
+  bool vectors = false;             // rows are read in pieces of 16 bytes
   bool rotates = false;
   bool interleaved = false;    // neighbours turn together
   bool angles_are_f32 = true;  // else of the element
@@ -36,11 +35,9 @@ constexpr void fields(const AppendConfig& c, const Visit& visit) {
 // Elements of a row that a thread moves at once.
 constexpr int32_t row_piece(const AppendConfig& c) { return c.vectors ? 16 / size_bytes(c.element) : 1; }
 // Elements of a piece that goes into a cache. Two elements of 4 bits form one byte, so one thread must hold both.
-constexpr int32_t piece(const AppendConfig& c) { return c.cache == Quantized::i4 && !c.vectors ? 2 : row_piece(c); }
+constexpr int32_t piece(const AppendConfig& c) { return c.cache == Element::i4 && !c.vectors ? 2 : row_piece(c); }
 // Bytes of that piece in a cache.
-constexpr int32_t cache_piece_bytes(const AppendConfig& c) {
-  return c.cache == Quantized::none ? piece(c) * size_bytes(c.element) : piece(c) * bits_of(c.cache) / 8;
-}
+constexpr int32_t cache_piece_bytes(const AppendConfig& c) { return piece(c) * bits_of(c.cache) / 8; }
 
 // Rows of one of k, v and q; heads 0: absent. Strides in elements.
 struct AppendRows {

@@ -55,7 +55,7 @@ struct BackwardLayout {
 inline constexpr int32_t kBackwardWords = 128;
 
 constexpr BackwardLayout layout(const BackwardSm80Config& c) {
-  const int32_t size = size_bytes(c.score.element);
+  const int32_t size = size_bytes(c.score.elements.q);
   BackwardLayout l{};
   l.v_at = c.tile_kv * c.head_dim_qk * size;
   l.stages_at = l.v_at + c.tile_kv * c.head_dim_v * size;

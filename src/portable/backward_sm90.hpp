@@ -40,7 +40,7 @@ constexpr BackwardRegisters registers(const BackwardSm90Config& c) {
 }
 
 struct BackwardSm90Params {
-  TensorMap q, k, v, d_out;  // boxes of 64 columns and of 64 rows of q and d_out, a key tile of k and v
+  TensorMap q, k, v, d_out;  // boxes of box_columns() and of 64 rows of q and d_out, a key tile of k and v
   BackwardParams backward;
 };
 

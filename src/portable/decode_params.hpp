@@ -6,7 +6,6 @@
 #pragma once
 
 #include "portable/forward_params.hpp"
-#include "portable/quantized.hpp"
 #include "portable/score_config.hpp"
 
 namespace tessella::portable {
@@ -17,9 +16,8 @@ inline constexpr int32_t kMostClusterBlocks = 8;    // that every GPU with clust
 
 struct DecodeConfig {
   ScoreConfig score;
-  Quantized cache = Quantized::none;  // of k and v
-  bool kv_scales = false;             // beside elements of 8 or 4 bits, any of k_scale and v_scale
-  int32_t head_dim_qk = 0;            // as compiled: rows are padded to it with zeros
+  bool kv_scales = false;   // beside elements of 8 or 4 bits, any of k_scale and v_scale
+  int32_t head_dim_qk = 0;  // as compiled: rows are padded to it with zeros
   int32_t head_dim_v = 0;
   int32_t rows = 0;       // query rows of a block: 8, 16, 32 or 64
   int32_t num_warps = 0;  // each scores keys of its own, but with v_in_k
@@ -37,7 +35,6 @@ struct DecodeConfig {
 template <class Visit>
 constexpr void fields(const DecodeConfig& c, const Visit& visit) {
   visit("score", c.score);
-  visit("cache", c.cache);
   visit("kv_scales", c.kv_scales);
   visit("head_dim_qk", c.head_dim_qk);
   visit("head_dim_v", c.head_dim_v);
@@ -58,8 +55,7 @@ constexpr int32_t key_tiles(const DecodeConfig& c) { return c.v_in_k ? 2 : c.num
 constexpr int32_t step_keys(const DecodeConfig& c) { return key_tiles(c) * kDecodeTile; }
 // Bytes of `columns` columns of k or v.
 constexpr int32_t cache_bytes(const DecodeConfig& c, int32_t columns) {
-  if (c.cache == Quantized::none) return columns * size_bytes(c.score.element);
-  return c.cache == Quantized::i4 ? columns / 2 : columns;
+  return columns * bits_of(c.score.elements.kv) / 8;
 }
 // Bytes of k_scale and v_scale, f32, for the keys of a warp's step.
 inline constexpr int32_t kStepScaleBytes = 2 * kDecodeTile * 4;
@@ -84,7 +80,7 @@ inline constexpr int32_t kRowInfoBytes = 16;
 inline constexpr int32_t kMostDrafts = 64;  // queries and their keys, with draft_mask
 // Floats from one row of out to the next in shared memory, so that the rows of a warp's store hit different banks.
 constexpr int32_t out_pitch(const DecodeConfig& c) { return c.head_dim_v + 4; }
-constexpr int32_t probs_bytes(const DecodeConfig& c) { return c.score.element == Element::f32 ? 512 : 256; }
+constexpr int32_t probs_bytes(const DecodeConfig& c) { return c.score.elements.p == Element::f32 ? 512 : 256; }
 
 constexpr DecodeLayout layout(const DecodeConfig& c) {
   const int32_t key_bytes = (c.depth + (c.v_in_k ? 1 : 0)) * step_keys(c) * cache_bytes(c, c.head_dim_qk);
@@ -93,7 +89,7 @@ constexpr DecodeLayout layout(const DecodeConfig& c) {
   DecodeLayout at{};
   at.values = c.v_in_k ? at.keys : at.keys + key_bytes;
   at.queries = at.values + ((value_bytes > out_bytes ? value_bytes : out_bytes) + 1023) / 1024 * 1024;
-  at.probs = at.queries + c.rows * c.head_dim_qk * size_bytes(c.score.element);
+  at.probs = at.queries + c.rows * c.head_dim_qk * size_bytes(c.score.elements.q);
   at.scales = at.probs + (c.v_in_k ? 1 : 2) * key_tiles(c) * c.rows / 8 * probs_bytes(c);
   at.row_infos = at.scales + (c.kv_scales ? (c.depth + 1) * key_tiles(c) * kStepScaleBytes : 0);
   at.drafts = at.row_infos + c.rows * kRowInfoBytes;

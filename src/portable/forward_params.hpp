@@ -3,6 +3,7 @@
 #pragma once
 
 #include "portable/divisor.hpp"
+#include "portable/element.hpp"
 #include "portable/integers.hpp"
 
 namespace tessella::portable {
@@ -89,7 +90,7 @@ struct ForwardParams {
   SoftcapParams softcap;
   float keep_scale;  // portable/dropout.hpp
   uint32_t dropout_threshold;
-  int32_t out_is_f32;        // else in the type of q
+  Element out_element;       // f32 or that of q
   int32_t out_vector_store;  // rows of out start at multiples of 16 bytes and hold whole 16-byte chunks
   int32_t causal_top_left;
   // For paged k and v, whose batch strides step over pages: (batch, page) i32.

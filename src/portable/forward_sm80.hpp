@@ -35,7 +35,7 @@ constexpr void fields(const ForwardSm80Config& c, const Visit& visit) {
 // sees; what the block works on.
 template <class Config>
 constexpr int32_t tile_bytes(const Config& c) {
-  return (c.tile_q * c.head_dim_qk + c.tile_kv * (c.head_dim_qk + c.head_dim_v)) * size_bytes(c.score.element);
+  return (c.tile_q * c.head_dim_qk + c.tile_kv * (c.head_dim_qk + c.head_dim_v)) * size_bytes(c.score.elements.q);
 }
 inline constexpr int32_t kQueryTileBytes = 512;
 // Words of 32 keys that hold what a warp sees of a partial tile.
@@ -80,7 +80,7 @@ constexpr CopyStyle copy_style(const ForwardSm80Config& c) {
   const bool is_heavy = score.bias || score.dropout;
   const bool is_wide_or_odd = c.head_dim_qk % 64 != 0 || c.head_dim_v > 128;
   CopyStyle style;
-  style.few_at_once = score.element == Element::f32 || score.alibi || score.score_mod || c.paged ||
+  style.few_at_once = score.elements.q == Element::f32 || score.alibi || score.score_mod || c.paged ||
                       (is_heavy && is_wide_or_odd) ||
                       (!changes_scores && score.mask == MaskLevel::band && !is_plain(c));
   style.loops_at_ends = is_plain(c) && c.head_dim_qk > 128;  // unrolled, these were a third of the loop over keys

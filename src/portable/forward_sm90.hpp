@@ -32,7 +32,7 @@ struct alignas(128) TensorMap {
 };
 
 struct ForwardSm90Params {
-  // (head_dim, row, head, batch); boxes of 64 columns and of 64 rows of q, box_kv of k and v, 16 of out, whose map
+  // (head_dim, row, head, batch); boxes of box_columns() and of 64 rows of q, box_kv of k and v, 16 of out, whose map
   // holds something only if out has 16 bits and rows that the engine can write (out_vector_store).
   TensorMap q, k, v, out;
   ForwardParams forward;
@@ -52,6 +52,8 @@ struct ForwardSm90Layout {
   int32_t bytes;
 };
 
+// Columns of a box: 128 bytes a row, which is what the swizzle takes.
+constexpr int32_t box_columns(Element element) { return 128 / size_bytes(element); }
 inline constexpr int32_t kWarpgroupRows = 64;  // of the tile of queries, and of a box of q
 inline constexpr int32_t kWarpRows = 16;       // of a warp, and of a box of out
 inline constexpr int32_t kSwizzleRows = 8;     // after which the swizzle repeats: what boxes begin at multiples of

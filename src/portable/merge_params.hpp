@@ -2,8 +2,8 @@
 // states; of more, each step but the last leaves a state in scratch, which the next one takes first.
 #pragma once
 
+#include "portable/element.hpp"
 #include "portable/integers.hpp"
-#include "portable/score_config.hpp"
 
 namespace tessella::portable {
 

@@ -5,19 +5,17 @@
 // strides, GQA, windows, sink and LSE are no members: kernels read them at run time from ForwardParams.
 #pragma once
 
+#include "portable/element.hpp"
 #include "portable/integers.hpp"
 
 namespace tessella::portable {
 
-enum class Element : int32_t { bf16, f16, f32 };
-constexpr int32_t size_bytes(Element element) { return element == Element::f32 ? 4 : 2; }
-
 // How masks hide keys. band: an interval (portable/band.hpp). bits: also a predicate on each element, in the tiles that
-// the tile map calls partial.
+// the tile map calls partial; it knows the keys that no query sees, so bands with holes have it too.
 enum class MaskLevel : int32_t { band, bits };
 
 struct ScoreConfig {
-  Element element = Element::bf16;  // of q, k and v
+  Elements elements;
   MaskLevel mask = MaskLevel::band;
   // The masks of MaskLevel::bits.
   bool documents = false;
@@ -40,7 +38,7 @@ struct ScoreConfig {
 // (cuda/compile/expression.hpp), which does not compile where a member is missing.
 template <class Visit>
 constexpr void fields(const ScoreConfig& c, const Visit& visit) {
-  visit("element", c.element);
+  visit("elements", c.elements);
   visit("mask", c.mask);
   visit("documents", c.documents);
   visit("dense_mask", c.dense_mask);

@@ -44,18 +44,18 @@ class RowsChecker {
         names_(names),
         shape_(shape),
         rows_(rows),
-        dtype_(names.is_cache ? core::quantized(a.cache.dtype) : portable::Quantized::none),
+        is_quantized_(names.is_cache && core::is_quantized(a.cache.dtype)),
         expected_(static_cast<size_t>(shape.head_dim)),
         plain_(expected_.size()),
         got_(expected_.size()),
-        comparison_(dtype_ == portable::Quantized::none ? 2 : 0) {}
+        comparison_(is_quantized_ ? 0 : 2) {}
 
   void row(const portable::NewRow& at, int64_t head) {
     appended_row(a_, names_, shape_, rows_, at, head, expected_.data());
     appended_row(a_, names_, shape_, rows_, at, head, plain_.data());
     const std::byte* got =
         names_.is_cache ? rows_.into.row(at.slot, at.row, head) : rows_.into.row(at.from_batch, at.from_row, head);
-    if (dtype_ != portable::Quantized::none) {
+    if (is_quantized_) {
       quantized_row(at, head, got);
       return;
     }
@@ -81,7 +81,8 @@ class RowsChecker {
     const double scale = given == nullptr ? 1 : *given;
     if (a_.scale_block != 0) computed_scale(at, head, scale);
     load_row(got, a_.cache.dtype, shape_.head_dim, got_.data());
-    const double size = std::abs(scale), most = portable::largest(dtype_) * size;
+    const portable::Element element = core::element(a_.cache.dtype);
+    const double size = std::abs(scale), most = portable::largest(element) * size;
     const bool is_zero = size < portable::kLeastScale;
     const float divisor = portable::divisor_of(static_cast<float>(scale));
     for (int64_t c = 0; c < shape_.head_dim; ++c) {
@@ -90,9 +91,9 @@ class RowsChecker {
       double value = is_zero ? 0 : std::clamp(exact, -most, most);
       // Divided by a scale that counts as zero, an infinity is no number either.
       const bool is_nan = std::isnan(exact) || (is_zero && std::isinf(exact));
-      if (is_nan) value = dtype_ == portable::Quantized::f8e4m3fn ? std::numeric_limits<double>::quiet_NaN() : 0;
+      if (is_nan) value = a_.cache.dtype == core::DType::f8e4m3fn ? std::numeric_limits<double>::quiet_NaN() : 0;
       if (!std::isfinite(scale)) value = std::numeric_limits<double>::quiet_NaN();
-      const double plain = scale * portable::number_of(portable::quantized(plain_[idx], divisor, dtype_), dtype_);
+      const double plain = scale * portable::number_of(portable::quantized(plain_[idx], divisor, element), element);
       comparison_.add({at.batch_idx, at.from_row, head, c}, scale * got_[idx], value, plain,
                       half_step(value / size) * size + noise(at, head, c, exact) + 0x1p-22 * std::abs(value));
     }
@@ -107,7 +108,8 @@ class RowsChecker {
                                                          : std::numeric_limits<double>::quiet_NaN();
       moved = std::max(moved, noise(at, head, c, exact));
     }
-    const double exact = most / portable::largest(dtype_), error = moved / portable::largest(dtype_) + 0x1p-22 * exact;
+    const double largest = portable::largest(core::element(a_.cache.dtype));
+    const double exact = most / largest, error = moved / largest + 0x1p-22 * exact;
     const bool is_zero = exact < portable::kLeastScale;
     const bool may_be_either = std::abs(exact - portable::kLeastScale) <= error && got == (is_zero ? exact : 1.0);
     const double expected = may_be_either ? got : is_zero ? 1.0 : exact;
@@ -116,7 +118,7 @@ class RowsChecker {
 
   // Half of what two neighbours at x differ by.
   double half_step(double x) const {
-    if (dtype_ != portable::Quantized::f8e4m3fn) return 0.5;
+    if (a_.cache.dtype != core::DType::f8e4m3fn) return 0.5;
     return std::abs(x) < 0x1p-6 ? 0x1p-10 : std::ldexp(0x1p-4, std::ilogb(x));
   }
 
@@ -142,7 +144,7 @@ class RowsChecker {
   core::AppendedNames names_;
   core::RowsShape shape_;
   AppendArguments::Rows rows_;
-  portable::Quantized dtype_;
+  bool is_quantized_;
   std::vector<double> expected_;
   std::vector<float> plain_;
   std::vector<double> got_;

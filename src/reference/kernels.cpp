@@ -53,7 +53,7 @@ core::KernelTable reference_kernels() {
                      .dtypes = kFloats | core::dtype_bit(core::DType::f64),
                      .max_head_dim = kAnyHeadDim,
                      .features = kFeatures | core::kQuantizedFeatures,
-                     .cache_dtypes = core::kCacheDTypes,
+                     .kv_dtypes = core::kCacheDTypes,
                      .serves_few = true,  // no row knows of another
                      .automatic = core::dtype_bit(core::DType::f64),
                      .workspace = attention_workspace,

@@ -45,11 +45,12 @@ inline std::vector<std::string> backward_features() {
 inline std::vector<std::string> idle_rows_beside_a_sink() {
   const std::string beside = "sink=1 d_lse=1 masked_nan=1 ";
   std::vector<std::string> features;
-  for (const char* mask : {"window_right=0 seqlen_q=70 seqlen_kv=40", "causal_top_left=1 window_left=3 seqlen_q=40",
-                           "seqlen_kv=0", "seqlens_q=1 seqlens_kv=1", "packed_q=1 packed_kv=1 window_right=0",
-                           "document=1 mask_region=10 seqlen_q=90 seqlen_kv=60", "dense=qk",
-                           "dense=bhqk alibi=h softcap=3", "dense=bqk bias=bhqk dropout=0.3",
-                           "dense=hqk window_left=20 keep_first=2", "block_map=hqk block_q=3 block_kv=5"}) {
+  for (const char* mask :
+       {"window_right=0 seqlen_q=70 seqlen_kv=40", "causal_top_left=1 window_left=3 seqlen_q=40", kBandsWithHoles[1],
+        "seqlen_kv=0", "seqlens_q=1 seqlens_kv=1", "packed_q=1 packed_kv=1 window_right=0",
+        "document=1 mask_region=10 seqlen_q=90 seqlen_kv=60", "dense=qk", "dense=bhqk alibi=h softcap=3",
+        "dense=bqk bias=bhqk dropout=0.3", "dense=hqk window_left=20 keep_first=2",
+        "block_map=hqk block_q=3 block_kv=5"}) {
     features.push_back(beside + mask);
   }
   return features;

@@ -220,6 +220,15 @@ void random_regions(Random& random, Case& c) {
     c.block_kv = random.chance(0.3) ? 1 : random.in(1, 150);
   }
   c.document = kind > 0.75;
+  if (random.chance(0.2)) {  // a band with holes, with element masks and without
+    c.causal_top_left = true;
+    (random.chance(0.5) ? c.chunk : c.window_left) = random.in(1, 150);
+    if (random.chance(0.5)) {
+      c.dense.clear();
+      c.block_map.clear();
+      c.document = false;
+    }
+  }
 }
 
 void random_scores(Random& random, Case& c) {

@@ -13,6 +13,12 @@
 
 namespace tessella::tests {
 
+// Bands between whose queries lie keys that no query sees: no window or chunk of some queries reaches below the key to
+// which causal_top_left lets them see.
+inline constexpr const char* kBandsWithHoles[] = {
+    "causal_top_left=1 window_left=3 seqlen_q=40 seqlen_kv=90 head_dim_qk=32 head_dim_v=32",
+    "causal_top_left=1 chunk=16 seqlen_q=100 seqlen_kv=108 head_dim_qk=32 head_dim_v=32"};
+
 struct Case {
   std::string kernel;  // "" = the library's choice
   std::string device;  // "cuda": of a choice among the GPU's kernels; "" = the kernel's own

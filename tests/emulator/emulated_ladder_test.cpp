@@ -37,6 +37,15 @@ TEST_P(EmulatedLadder, IsRight) {
   }
 }
 
+TEST_P(EmulatedLadder, BandsWithHoles) {
+  for (const char* mask : kBandsWithHoles) {
+    const Case c = parse("dtype=f32 heads_q=2 masked_nan=1 seed=1 " + std::string(mask));
+    Call call(c);
+    EXPECT_EQ(run(call, c), "");
+    EXPECT_EQ(call.check(), "") << "--case \"" << to_string(c) << "\"";
+  }
+}
+
 TEST_P(EmulatedLadder, BatchInvariant) {
   Case c = {.dtype = "f32", .seqlen_q = 110, .seqlen_kv = 150, .spread = 8, .batch_invariant = true, .seed = 1};
   c.head_dim_qk = c.head_dim_v = 32;

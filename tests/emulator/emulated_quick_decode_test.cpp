@@ -2,6 +2,8 @@
 // it catches in mutations*.py.
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "emulated_decode_case.hpp"
 
 namespace tessella::tests {
@@ -49,6 +51,16 @@ TEST(EmulatedQuickDecode, Causal) {
   c.window_right = 0;
   c.spread = 4;
   expect_decoded(c, {.num_splits = 1}, cuda::decode_recipe, 1);
+}
+
+// NaN in keys between those of two queries, which no query sees.
+TEST(EmulatedQuickDecode, BandsWithHoles) {
+  for (const char* mask : {"causal_top_left=1 window_left=3 seqlen_q=8 seqlen_kv=90",
+                           "causal_top_left=1 chunk=64 seqlen_q=4 seqlen_kv=66"}) {
+    const Case c =
+        parse("dtype=bf16 heads_q=2 heads_kv=1 head_dim_qk=64 head_dim_v=64 masked_nan=1 seed=1 " + std::string(mask));
+    expect_decoded(c, {.num_splits = 1}, cuda::decode_recipe, 1);
+  }
 }
 
 // k and v of 8 bits in f16, with scales of each token that are below what f16 holds.

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cases/backward_features.hpp"
+#include "cuda/backward_sm80/recipe.hpp"
 #include "cuda/backward_sm90/recipe.hpp"
 #include "cuda/ladder/recipe.hpp"
 #include "emulated_case.hpp"
@@ -34,6 +35,21 @@ TEST(EmulatedQuickOthers, BackwardSm90) {
 
 TEST(EmulatedQuickOthers, StandardBackward) {
   expect_right_gradients("seqlen_kv=150 head_dim_qk=32 head_dim_v=32", cuda::standard_backward_recipe);
+}
+
+// NaN in queries that see no key, and in keys between those of two queries, which none sees.
+TEST(EmulatedQuickOthers, BandsWithHoles) {
+  for (const char* mask : kBandsWithHoles) {
+    const Case c = parse("dtype=bf16 heads_q=2 heads_kv=1 masked_nan=1 seed=1 " + std::string(mask));
+    EXPECT_EQ(run_sm90(c, 1), "") << "--case \"" << to_string(c) << "\"";
+    EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+    for (const MakeRecipe recipe :
+         {cuda::backward_sm90_recipe, cuda::backward_sm80_recipe, cuda::standard_backward_recipe}) {
+      BackwardCall call(with_feature("dtype=bf16 heads_q=2 heads_kv=1 masked_nan=1 sink=1 seed=1", mask));
+      ASSERT_EQ(run_backward(call, recipe, 0, 1), "") << to_string(c);
+      EXPECT_EQ(call.check(), "") << "--case \"" << to_string(c) << "\"";
+    }
+  }
 }
 
 }  // namespace

@@ -226,7 +226,7 @@ struct Box {
   std::vector<uint16_t> elements = std::vector<uint16_t>(8 * 64);
   portable::TensorMap map{};
   Box() {
-    const Tensor tensor = {elements.data(), {64, 8, 1, 1}, 64, 512, 512, 8};
+    const Tensor tensor = {reinterpret_cast<std::byte*>(elements.data()), 2, {64, 8, 1, 1}, 64, 512, 512, 8};
     std::memcpy(&map, &tensor, sizeof tensor);
   }
 };
@@ -280,6 +280,36 @@ TEST(Emulator, ACopyOverWhatIsNotFencedIsAnError) {
     EXPECT_NO_THROW(run(stores, Fence::own));
     EXPECT_THROW(run(stores, Fence::none), std::logic_error);
     EXPECT_THROW(run(stores, Fence::of_another), std::logic_error);
+  }
+}
+
+// Boxes of 128 bytes a row, of elements of every size: what lies outside of the tensor becomes zero, and is left alone.
+TEST(Emulator, CopiesMoveElementsOfAnySize) {
+  for (const int64_t bytes : {1, 2, 4}) {
+    const int64_t columns = 128 / bytes * 3 / 2, rows = 5;  // one box and half of another
+    std::vector<std::byte> from(static_cast<size_t>(columns * rows * bytes)), into(from.size());
+    for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i % 251 + 1);
+    const auto map_of = [&](std::vector<std::byte>& memory) {
+      const Tensor tensor = {memory.data(), bytes, {columns, rows, 1, 1}, columns, columns * rows, columns * rows, 8};
+      portable::TensorMap map{};
+      std::memcpy(&map, &tensor, sizeof tensor);
+      return map;
+    };
+    const portable::TensorMap source = map_of(from), target = map_of(into);
+    launch({1, 1, 1}, 1, 16384, 1, [&] {
+      init_barrier(kBarrier, 1);
+      for (int box = 0; box < 2; ++box) {
+        const auto column = static_cast<int32_t>(box * 128 / bytes);
+        device::ptx::arrive_expecting(kBarrier, 1024);
+        device::ptx::copy_box(kPanel, source, kBarrier, column, 0, 0, 0);
+        device::ptx::wait(kBarrier, static_cast<uint32_t>(box));
+        for (uint32_t at = kPanel + 5 * 128; at < kPanel + 1024; at += 4) EXPECT_EQ(device::ptx::load_word(at), 0u);
+        device::ptx::store_box(target, kPanel, column, 0, 0, 0);
+        device::ptx::commit_boxes();
+        device::ptx::wait_boxes();
+      }
+    });
+    EXPECT_EQ(into, from) << bytes;
   }
 }
 

@@ -6,6 +6,7 @@ FORWARD, BACKWARD = "emulated_quick_test", "emulated_quick_backward_test"
 SHORT_ROWS = "emulated_short_rows_test"
 BACKWARD_SM90 = "emulated_backward_sm90_test"
 DECODE = "emulated_quick_decode_test"
+OTHERS = "emulated_quick_others_test"
 
 
 class Mutation(NamedTuple):

@@ -2,10 +2,11 @@
 """Breaks forward_sm90, both backward kernels and decode in one way after the other, in a copy of the tree, and expects a
 test of the emulator to fail.
 
-tests/emulator/mutations.py [--folder FOLDER] [NAME ...]
+tests/emulator/mutations.py [--check | --folder FOLDER] [NAME ...]
 
 Prints what each break was caught by, and "N passed, N failed": passed are those that were caught. --folder: a copy and
-its build that the next run finds again. NAME: of a mutation, else all.
+its build that the next run finds again. NAME: of a mutation, else all. --check: builds nothing, and fails if the source
+no longer has the words that a mutation changes.
 """
 
 import argparse
@@ -52,8 +53,9 @@ def copy_tree(to: Path) -> None:
         copy.chmod(source.stat().st_mode)
 
 
-def apply(mutation: Mutation, tree: Path) -> tuple[Path, str]:
-    """Changes the file in the tree. Returns its path and what it held. Raises SystemExit if the words are not there."""
+def broken(mutation: Mutation, tree: Path) -> tuple[Path, str]:
+    """The path of a mutation's file in the tree, and the text that breaks it. Raises SystemExit if its words are not
+    there once."""
     files = list((tree / "src/cuda/device").rglob(mutation.file))
     if len(files) != 1:
         raise SystemExit(f"{mutation.name}: {len(files)} files are named {mutation.file}")
@@ -61,8 +63,7 @@ def apply(mutation: Mutation, tree: Path) -> tuple[Path, str]:
     words = re.compile(r"\s+".join(re.escape(word) for word in mutation.found.split()))
     if len(words.findall(held)) != 1:
         raise SystemExit(f"{mutation.name}: stands {len(words.findall(held))} times in {files[0]}: {mutation.found}")
-    files[0].write_text(words.sub(lambda _: mutation.instead, held))
-    return files[0], held
+    return files[0], words.sub(lambda _: mutation.instead, held)
 
 
 def build(tree: Path, target: str) -> Path:
@@ -95,7 +96,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
+    if args.check:
+        for mutation in MUTATIONS:
+            broken(mutation, SOURCE)
+        print(f"{len(MUTATIONS)} mutations have their words in the source")
+        return 0
     unknown = set(args.names) - {mutation.name for mutation in MUTATIONS}
     if unknown:
         parser.error(f"no mutation is named {' or '.join(sorted(unknown))}")
@@ -109,7 +116,9 @@ def main() -> int:
         passed = failed = 0
         for mutation in mutations:
             start = time.monotonic()
-            path, held = apply(mutation, tree)
+            path, text = broken(mutation, tree)
+            held = path.read_text()
+            path.write_text(text)
             try:
                 said = failure(build(tree, mutation.target), f"*.{mutation.test}", SECONDS)
             finally:

@@ -266,7 +266,7 @@ MUTATIONS = [
     ),
     Mutation(
         "softcap_derivative",
-        "gradient.hpp",
+        "score/gradient.hpp",
         "gradients.d_unmodified * (1 - tanh * tanh) : gradients.d_unmodified;",
         "gradients.d_unmodified : gradients.d_unmodified;",
         "Options",

@@ -198,7 +198,7 @@ MUTATIONS = [
     Mutation(
         "sent_wait",
         "decode.hpp",
-        "ptx::wait_for_sent(barrier(), phase);",
+        "sent.wait(barrier());",
         "",
         "Clusters",
         DECODE,
@@ -213,8 +213,8 @@ MUTATIONS = [
     ),
     Mutation(
         "cluster_phase",
-        "decode.hpp",
-        "phase ^= 1;",
+        "schedule/block_decode.hpp",
+        "parity_ ^= 1;",
         "",
         "LongSchedules",
         DECODE,

@@ -1,6 +1,6 @@
 """Mutations of forward_sm90 and what it shares."""
 
-from mutation import SHORT_ROWS, Mutation
+from mutation import OTHERS, SHORT_ROWS, Mutation
 
 MUTATIONS = [
     Mutation(
@@ -192,5 +192,13 @@ MUTATIONS = [
         "if (has_begun) rescale(m, factor);",
         "if (has_begun && !has_large_max(rows, scale_log2)) rescale(m, factor);",
         "SaturatedRows",
+    ),
+    Mutation(
+        "band_holes",
+        "score/classify.hpp",
+        "(bits.shown != ~0u || holes != 0)",
+        "(bits.shown != ~0u)",
+        "BandsWithHoles",
+        OTHERS,
     ),
 ]

@@ -3,17 +3,24 @@
 
 #include <cstring>
 
+#include "core/error.hpp"
+#include "core/message.hpp"
 #include "cuda/device/ptx/tensor_copy.hpp"
 
 namespace tessella::cuda {
 
-portable::TensorMap tensor_map(const core::Operand& t, const TensorSizes& sizes, int32_t box_rows) {
-  const emulator::Tensor tensor = {reinterpret_cast<uint16_t*>(t.data),
+portable::TensorMap tensor_map(const core::Operand& t, const TensorSizes& sizes, Box box) {
+  if (box.columns * core::size_bytes(t.dtype) != 128) {
+    throw core::Error(core::ErrorCode::internal,
+                      core::message("a box of ", box.columns, " columns of ", core::name(t.dtype)));
+  }
+  const emulator::Tensor tensor = {t.data,
+                                   core::size_bytes(t.dtype),
                                    {sizes.head_dim, sizes.rows, sizes.heads, sizes.batch},
                                    t.row_stride,
                                    t.head_stride,
                                    t.batch_stride,
-                                   box_rows};
+                                   box.rows};
   portable::TensorMap map{};
   std::memcpy(&map, &tensor, sizeof tensor);
   return map;

@@ -13,10 +13,9 @@ namespace tessella::tests {
 namespace {
 
 using device::Element;
-using device::Quantized;
 
 // Every stored value at every position of a word, with the instruction and without.
-template <Element E, Quantized C, bool HasInstruction>
+template <Element E, Element C, bool HasInstruction>
 void expect_widened(float (*value_of)(uint32_t)) {
   constexpr int kHalf = device::half_elements(C), kBits = 16 / kHalf, kWords = device::widened_words(E, C);
   const auto element = [](const uint32_t(&words)[kWords], int at) {
@@ -45,10 +44,10 @@ void expect_all_widened() {
   const auto float8 = [](uint32_t bits) {
     return portable::to_float(portable::Float8E4M3{static_cast<uint8_t>(bits)});
   };
-  expect_widened<E, Quantized::f8e4m3fn, true>(float8);
-  expect_widened<E, Quantized::f8e4m3fn, false>(float8);
-  expect_widened<E, Quantized::i8, true>([](uint32_t bits) { return static_cast<float>(static_cast<int8_t>(bits)); });
-  expect_widened<E, Quantized::i4, true>([](uint32_t bits) {
+  expect_widened<E, Element::e4m3, true>(float8);
+  expect_widened<E, Element::e4m3, false>(float8);
+  expect_widened<E, Element::i8, true>([](uint32_t bits) { return static_cast<float>(static_cast<int8_t>(bits)); });
+  expect_widened<E, Element::i4, true>([](uint32_t bits) {
     const auto byte = static_cast<uint8_t>(bits);
     return static_cast<float>(portable::int4_at(&byte, 0));
   });

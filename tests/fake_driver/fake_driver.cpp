@@ -170,11 +170,13 @@ CUresult launch(const CUlaunchConfig* config, CUfunction, void** params, void**)
   g_state.parameters.assign(bytes, bytes + setting("FAKE_CUDA_PARAMS", sizeof(FakeParams)));
   return CUDA_SUCCESS;
 }
-CUresult encode_tensor_map(CUtensorMap*, CUtensorMapDataType, uint32_t, void*, const uint64_t* sizes, const uint64_t*,
-                           const uint32_t* box, const uint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                           CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+CUresult encode_tensor_map(CUtensorMap*, CUtensorMapDataType type, uint32_t, void*, const uint64_t* sizes,
+                           const uint64_t* strides, const uint32_t* box, const uint32_t*, CUtensorMapInterleave,
+                           CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   FakeDriver::TensorMap& map = g_state.tensor_maps.emplace_back();
+  map.type = type;
   std::copy_n(sizes, 4, map.sizes);
+  std::copy_n(strides, 3, map.strides);
   std::copy_n(box, 4, map.box);
   return CUDA_SUCCESS;
 }

@@ -27,7 +27,8 @@ struct FakeDriver {
   int num_zeroed = 0;
   std::vector<tessella::cuda::CUlaunchConfig> launches;  // all
   struct TensorMap {
-    uint64_t sizes[4];
+    tessella::cuda::CUtensorMapDataType type;
+    uint64_t sizes[4], strides[3];  // strides in bytes
     uint32_t box[4];
   };
   std::vector<TensorMap> tensor_maps;

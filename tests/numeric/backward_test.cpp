@@ -140,7 +140,7 @@ TEST_P(Backward, EachFeatureF16) { expect_each_feature("f16"); }
 
 TEST_P(Backward, KeysThatNoQuerySeesMayHoldNaN) {
   for (const std::string features : {"causal_top_left=1", "causal_top_left=1 softcap=2", "dense=k softcap=3",
-                                     "causal_top_left=1 softcap=2 dropout=0.2 bias=qk"}) {
+                                     "causal_top_left=1 softcap=2 dropout=0.2 bias=qk", "causal_top_left=1 chunk=16"}) {
     each_dtype([&](const char* dtype) {
       Case c = feature_case(GetParam().name, features + " masked_nan=1");
       c.dtype = dtype;

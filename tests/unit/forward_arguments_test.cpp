@@ -142,7 +142,7 @@ TEST(ForwardArguments, WholeChunksOfOutAreStoredWhereRowsAreAligned) {
   EXPECT_EQ(params(p).out_vector_store, 0);
   p.out().dtype = p.operands[core::Name::out].dtype = core::DType::f32;
   EXPECT_EQ(params(p).out_vector_store, 1);
-  EXPECT_EQ(params(p).out_is_f32, 1);
+  EXPECT_EQ(params(p).out_element, portable::Element::f32);
   p.head_dim_v = 127;
   EXPECT_EQ(params(p).out_vector_store, 0);
 }

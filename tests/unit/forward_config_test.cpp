@@ -9,10 +9,12 @@
 
 #include "cases/arguments.hpp"
 #include "core/arguments.hpp"
+#include "core/error.hpp"
 #include "cuda/backward_sm80/config.hpp"
 #include "cuda/compile/expression.hpp"
 #include "cuda/forward_sm80/config.hpp"
 #include "cuda/forward_sm90/config.hpp"
+#include "cuda/launch/score_config.hpp"
 #include "portable/classify.hpp"
 #include "portable/ladder_params.hpp"
 
@@ -101,12 +103,24 @@ TEST(Configs, FieldsNameEveryMember) {
   EXPECT_EQ(num_members<Three>(), 3);
 }
 
+TEST(ScoreConfig, HasTheElementsOfTheCall) {
+  AttentionArguments p = problem(DType::f16, 64, 64);
+  EXPECT_EQ(score_config(p).elements, (portable::Elements{Element::f16, Element::f16, Element::f16}));
+  p.tensors[core::Name::k].dtype = p.operands[core::Name::k].dtype = DType::i4;
+  EXPECT_EQ(score_config(p).elements, (portable::Elements{Element::f16, Element::i4, Element::f16}));
+  // What is no element type is an error, and not taken for another.
+  for (const DType dtype : {DType::f64, DType::boolean, DType::none}) {
+    EXPECT_THROW(score_config(problem(dtype, 64, 64)), core::Error) << name(dtype);
+  }
+}
+
 TEST(Configs, AreWrittenAsTheCompilerReadsThem) {
   portable::ClassifyConfig c{.masks = {.mask = MaskLevel::bits, .mask_mod = true}, .tile_q = 128, .tile_kv = 64};
-  c.masks.element = Element::f16;
+  c.masks.elements = {.q = Element::f16, .kv = Element::i4, .p = Element::e5m2};
   EXPECT_EQ(expression("classify_tiles", "ClassifyConfig", c),
-            "tessella::device::classify_tiles<tessella::portable::ClassifyConfig{.masks = {.element = "
-            "tessella::portable::Element::f16, .mask = tessella::portable::MaskLevel::bits, .documents = false, "
+            "tessella::device::classify_tiles<tessella::portable::ClassifyConfig{.masks = {.elements = {.q = "
+            "tessella::portable::Element::f16, .kv = tessella::portable::Element::i4, .p = "
+            "tessella::portable::Element::e5m2}, .mask = tessella::portable::MaskLevel::bits, .documents = false, "
             ".dense_mask = false, .block_map = false, .draft_mask = false, .mask_mod = true, .softcap = false, "
             ".alibi = false, .bias = false, .bias_is_f32 = false, .score_mod = false, .dropout = false, "
             ".batch_invariant = false}, .tile_q = 128, .tile_kv = 64, .has_map = false}>");
@@ -157,8 +171,8 @@ TEST(ForwardSm80Config, FeaturesAreCompiledOnlyWhereTheyAreUsed) {
 
 // What is read at run time changes nothing: the same kernel for any batch, length, mask that is an interval, layout.
 TEST(ForwardSm80Config, KnowsNoBatchAndNoLengths) {
-  const core::Features at_run_time = Feature::window | Feature::causal_top_left | Feature::chunk | Feature::keep_first |
-                                     Feature::prefix | Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv |
+  const core::Features at_run_time = Feature::window | Feature::chunk | Feature::keep_first | Feature::prefix |
+                                     Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv |
                                      Feature::packed_q | Feature::packed_kv | Feature::sink | Feature::lse;
   for (const int64_t head_dim : {64, 128}) {
     AttentionArguments p = problem(DType::bf16, head_dim, head_dim);
@@ -170,6 +184,10 @@ TEST(ForwardSm80Config, KnowsNoBatchAndNoLengths) {
     p.seqlen_q = p.total_q = 1;
     p.seqlen_kv = p.total_kv = 100000;
     EXPECT_EQ(config(p), expected);
+    p.features = Feature::causal_top_left;
+    EXPECT_EQ(config(p), expected);
+    p.features = Feature::causal_top_left | Feature::chunk;  // whose bands may have holes
+    EXPECT_EQ(config(p).score.mask, MaskLevel::bits);
   }
 }
 
@@ -197,9 +215,9 @@ struct Cycles {
 };
 Cycles cycles(const ForwardSm80Config& c) {
   const double products = static_cast<double>(c.tile_kv) * (c.head_dim_qk + c.head_dim_v);
-  const bool is_f32 = c.score.element == Element::f32;
-  const double kv_bytes = products * portable::size_bytes(c.score.element);
-  const double q_bytes = static_cast<double>(c.tile_q) * c.head_dim_qk * portable::size_bytes(c.score.element);
+  const bool is_f32 = c.score.elements.q == Element::f32;
+  const double kv_bytes = products * portable::size_bytes(c.score.elements.q);
+  const double q_bytes = static_cast<double>(c.tile_q) * c.head_dim_qk * portable::size_bytes(c.score.elements.q);
   return {products * c.tile_q / 1024 * (is_f32 ? 6 : 1), (kv_bytes * c.num_warps + q_bytes) / 128};
 }
 

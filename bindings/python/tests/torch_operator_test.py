@@ -313,9 +313,9 @@ def test_errors(changed, error, message):
 
 
 def test_kernels_by_name(qkv):
-    reasons = tessella.refusals(*qkv)
-    assert any(reason == "" for reason in reasons.values())
     expected = tessella.torch.attention(*qkv)
+    reasons = {name: tessella.refusals(*qkv, kernel=name)[name] for name in tessella.refusals(*qkv)}
+    assert any(reason == "" for reason in reasons.values())
     for name, reason in reasons.items():
         if reason == "":
             assert close([tessella.torch.attention(*qkv, kernel=name)], [expected])

@@ -1,16 +1,15 @@
 #include "cuda/append/config.hpp"
 
-#include "core/quantized_rows.hpp"
+#include "core/element.hpp"
 #include "cuda/compile/expression.hpp"
-#include "cuda/launch/element.hpp"
 
 namespace tessella::cuda {
 
 using portable::AppendConfig;
 
 AppendConfig append_config(const core::AppendShape& shape) {
-  AppendConfig c{.element = element(shape.dtype()),
-                 .cache = core::quantized(shape.cache.dtype),
+  AppendConfig c{.element = core::element(shape.dtype()),
+                 .cache = core::element(shape.cache.dtype),
                  .computes_scales = shape.scale_block != 0,
                  .vectors = true,
                  .rotates = shape.rotary_dim > 0,

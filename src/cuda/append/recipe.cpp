@@ -72,7 +72,7 @@ Recipe append_recipe(const core::Shape& shape, const DeviceInfo& device) {
        .launch = [config](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
                           const core::Workspace&) { return append_launch(config, core::append(call), at_once); }});
   recipe.description = message(config.vectors ? "16-byte" : "scalar", " loads");
-  if (config.cache != portable::Quantized::none) {
+  if (portable::is_quantized(config.cache)) {
     recipe.description += message(", scales of rows ", config.computes_scales ? "computed" : "given");
   }
   return recipe;

@@ -55,7 +55,7 @@ constexpr std::array kLimits = {Limit{true, 128, 1, 160},           // operands 
 int limit(const BackwardSm80Config& c) {
   return std::ranges::find_if(kLimits,
                               [&](const Limit& row) {
-                                return row.is_f32 == (c.score.element == Element::f32) &&
+                                return row.is_f32 == (c.score.elements.q == Element::f32) &&
                                        std::max(c.head_dim_qk, c.head_dim_v) <= row.max_dim &&
                                        weight(c) <= row.max_weight;
                               })

@@ -168,7 +168,7 @@ Step row_step(const char* kernel, const BackwardSm80Config& c, int threads, int 
               const portable::ScoreConfig& masks = {}, const std::string& user = user_source()) {
   BackwardSm80Config of_rows = c;
   of_rows.score = masks;
-  of_rows.score.element = c.score.element;
+  of_rows.score.elements = c.score.elements;
   of_rows.score.mask = c.score.mask;
   of_rows.stages = 1;
   of_rows.vector_loads = true;

@@ -73,10 +73,11 @@ portable::BackwardSm90Params params_of(const AttentionArguments& p, const Backwa
   const core::Operand &of_q = p.q(), &of_d_out = p.tensors[Name::d_out];
   const core::Operand &q = has_queries ? of_q : p.k(), &d_out = has_queries ? of_d_out : p.v();
   const core::Operand &k = has_keys ? p.k() : of_q, &v = has_keys ? p.v() : of_d_out;
-  return {.q = tensor_map(q, {batch_q, rows_q, p.heads_q, p.head_dim_qk}, portable::kBackwardTileQ),
-          .k = tensor_map(k, {batch_kv, rows_kv, p.heads_kv, p.head_dim_qk}, tile_kv),
-          .v = tensor_map(v, {batch_kv, rows_kv, p.heads_kv, p.head_dim_v}, tile_kv),
-          .d_out = tensor_map(d_out, {batch_q, rows_q, p.heads_q, p.head_dim_v}, portable::kBackwardTileQ),
+  const auto box = [&](int32_t rows) { return Box{portable::box_columns(c.score.elements.q), rows}; };
+  return {.q = tensor_map(q, {batch_q, rows_q, p.heads_q, p.head_dim_qk}, box(portable::kBackwardTileQ)),
+          .k = tensor_map(k, {batch_kv, rows_kv, p.heads_kv, p.head_dim_qk}, box(tile_kv)),
+          .v = tensor_map(v, {batch_kv, rows_kv, p.heads_kv, p.head_dim_v}, box(tile_kv)),
+          .d_out = tensor_map(d_out, {batch_q, rows_q, p.heads_q, p.head_dim_v}, box(portable::kBackwardTileQ)),
           .backward = backward_params(p, steps_config(c), workspace, at_once)};
 }
 
@@ -113,7 +114,7 @@ Step main_step(const BackwardSm90Config& c, const std::string& user) {
 // A block a query tile, behind it.
 Step store_dq_step(const BackwardSm90Config& c) {
   BackwardSm90Config of_rows = c;
-  of_rows.score = {.element = c.score.element, .mask = c.score.mask};
+  of_rows.score = {.elements = c.score.elements, .mask = c.score.mask};
   return {
       .program = program("backward_sm90.hpp", "store_dq_sm90", of_rows, user_source()),
       .threads = 256,

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/message.hpp"
-#include "portable/quantized.hpp"
+#include "portable/element.hpp"
 #include "portable/score_config.hpp"
 
 namespace tessella::cuda {
@@ -33,15 +33,11 @@ consteval int num_fields() {
 inline std::string written(bool value) { return value ? "true" : "false"; }
 inline std::string written(int32_t value) { return std::to_string(value); }
 inline std::string written(portable::Element value) {
-  constexpr const char* kNames[] = {"bf16", "f16", "f32"};
+  constexpr const char* kNames[] = {"bf16", "f16", "f32", "e4m3", "e5m2", "i8", "i4"};
   return core::message("tessella::portable::Element::", kNames[static_cast<int>(value)]);
 }
 inline std::string written(portable::MaskLevel value) {
   return core::message("tessella::portable::MaskLevel::", value == portable::MaskLevel::bits ? "bits" : "band");
-}
-inline std::string written(portable::Quantized value) {
-  constexpr const char* kNames[] = {"none", "f8e4m3fn", "i8", "i4"};
-  return core::message("tessella::portable::Quantized::", kNames[static_cast<int>(value)]);
 }
 // "{.tile_q = 128, .paged = false}"
 template <class Config>

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "core/quantized_rows.hpp"
 #include "cuda/compile/expression.hpp"
 #include "cuda/launch/score_config.hpp"
 
@@ -12,15 +11,13 @@ namespace {
 
 using core::AttentionShape;
 using core::Feature;
-using core::Name;
 using portable::DecodeConfig;
 using portable::Element;
-using portable::Quantized;
 
-int32_t padded(int64_t head_dim, Quantized cache) {
+int32_t padded(int64_t head_dim, Element cache) {
   for (const int32_t compiled : {32, 64, 96, 128, 192}) {
     // A row of a tile is a whole number of pairs of 16-byte chunks.
-    if (cache == Quantized::i4 && compiled % 64 != 0) continue;
+    if (cache == Element::i4 && compiled % 64 != 0) continue;
     if (head_dim <= compiled) return compiled;
   }
   return 256;
@@ -38,13 +35,13 @@ int32_t accumulators(const DecodeConfig& c) {
 }
 int32_t accumulator_limit(const DecodeConfig& c) {
   // fp32 operands are split in two terms; those of 8 and 4 bits are not.
-  if (c.score.element == Element::f32) return c.cache == Quantized::none ? 40 : 64;
+  if (c.score.elements.q == Element::f32) return portable::is_quantized(c.score.elements.kv) ? 64 : 40;
   const int32_t dim = std::max(c.head_dim_qk, c.head_dim_v);
   return dim > 192 ? 80 : dim > 128 ? 96 : 144;
 }
 // The limit for a warp that computes all columns by itself.
 int32_t limit_alone(const DecodeConfig& c) {
-  return std::min(c.score.element == Element::f32 ? 48 : 96, accumulator_limit(c));
+  return std::min(c.score.elements.q == Element::f32 ? 48 : 96, accumulator_limit(c));
 }
 
 // Steps that are copied ahead: as many as are wanted and fit; 0 if not even one fits.
@@ -81,12 +78,11 @@ constexpr int64_t ceil(int64_t count, int64_t size) { return (count + size - 1) 
 }  // namespace
 
 DecodeConfig decode_config(const AttentionShape& p, const DeviceInfo& device, bool unified_max) {
-  const Quantized cache = core::quantized(p.operands[Name::k].dtype);
-  DecodeConfig c{.score = score_config(p),
-                 .cache = cache,
+  const portable::ScoreConfig score = score_config(p);
+  DecodeConfig c{.score = score,
                  .kv_scales = p.features.has(Feature::kv_scales),
-                 .head_dim_qk = padded(p.head_dim_qk, cache),
-                 .head_dim_v = padded(p.head_dim_v, cache),
+                 .head_dim_qk = padded(p.head_dim_qk, score.elements.kv),
+                 .head_dim_v = padded(p.head_dim_v, score.elements.kv),
                  .unified_max = unified_max};
   c.score.mask = portable::MaskLevel::band;  // drafts are no tiles of bits here
   c.score.batch_invariant = false;           // which is in how the keys are split, not in the program

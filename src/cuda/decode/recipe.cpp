@@ -66,7 +66,7 @@ DecodeParams decode_params(const AttentionArguments& a, const DecodeConfig& c, c
   for (int64_t* bound : {&params.forward.window_left, &params.forward.window_right, &params.forward.chunk}) {
     *bound = std::min<int64_t>(*bound, portable::kLongestDecode);  // beyond it they say no more
   }
-  if (c.cache == portable::Quantized::i4) {
+  if (c.score.elements.kv == portable::Element::i4) {
     for (portable::OperandParams* of : {&params.forward.k, &params.forward.v}) {
       of->batch_stride /= 2;
       of->row_stride /= 2;

@@ -7,6 +7,7 @@
 #include "cuda/device/score/rotary.hpp"
 #include "cuda/device/tile/piece.hpp"
 #include "portable/append_params.hpp"
+#include "portable/quantize.hpp"
 
 namespace tessella::device {
 
@@ -82,7 +83,7 @@ __device__ __forceinline__ uint32_t largest_magnitude(const AppendParams& p, con
 }
 
 // Stores N elements of a cache in N * bits / 8 bytes, aligned to that size. at: index of the first one.
-template <portable::Quantized Q, int N>
+template <Element Q, int N>
 __device__ __forceinline__ void store_quantized(void* into, int64_t at, const float (&values)[N], float divisor) {
   constexpr int kBits = portable::bits_of(Q), kBytes = N * kBits / 8, kInWord = 32 / kBits;
   auto* bytes = static_cast<uint8_t*>(into) + at * kBits / 8;
@@ -130,7 +131,7 @@ template <AppendConfig C>
 __device__ __forceinline__ void append_to_cache(const AppendParams& p, const AppendRows& rows, const NewRow& at,
                                                 int32_t head, int32_t rotary_dim, int32_t lane, uint32_t most) {
   if (!at.has_slot) return;
-  if constexpr (C.cache == portable::Quantized::none) {
+  if constexpr (C.cache == C.element) {
     append_row<C>(p, rows, at, at.slot, at.row, head, rotary_dim, lane);
   } else {
     append_quantized<C>(p, rows, at, head, rotary_dim, lane, most);

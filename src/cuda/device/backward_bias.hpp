@@ -74,7 +74,7 @@ struct BackwardBias : BlockBackward<C> {
     __syncthreads();
     const bool sums_q = to.q_stride == 0, sums_kv = to.kv_stride == 0;
     const int queries = sums_q ? 1 : C.tile_q, keys = sums_kv ? 1 : C.tile_kv;
-    constexpr Element kBias = C.score.bias_is_f32 ? Element::f32 : Element(C.score.element);
+    constexpr Element kBias = C.score.bias_is_f32 ? Element::f32 : Element(C.score.elements.q);
     for (int i = thread; i < queries * keys; i += Block::kThreads) {
       const int query = i / keys, key = i % keys;
       if (first_query + query >= (sums_q ? 1 : to.queries) || first_slot + key >= (sums_kv ? 1 : to.keys)) continue;
@@ -95,7 +95,7 @@ struct BackwardBias : BlockBackward<C> {
 // operands, and for wide rows the kernel asks for only one block a multiprocessor, which frees registers; otherwise the
 // assembler decides.
 template <BackwardSm80Config C>
-__global__ void __launch_bounds__(C.num_warps * 32, C.score.element == Element::f32 || C.head_dim_qk > 128 ? 1 : 0)
+__global__ void __launch_bounds__(C.num_warps * 32, C.score.elements.q == Element::f32 || C.head_dim_qk > 128 ? 1 : 0)
     backward_bias(const __grid_constant__ BackwardParams p) {
   const portable::ScoreGradientParams& to = p.d_bias;
   const bool sums_q = to.q_stride == 0, sums_kv = to.kv_stride == 0;

@@ -23,7 +23,8 @@ template <BackwardSm90Config C>
 struct WarpgroupDqSm90 {
   using Block = BlockDqSm90<C>;
   using Visit = typename Block::Visit;
-  static constexpr Element kElement = C.score.element;
+  static_assert(portable::are_one(C.score.elements));
+  static constexpr Element kElement = C.score.elements.q;
   static constexpr int kTileQ = Block::kTileQ, kTileKv = Block::kTileKv, kHeadDim = C.head_dim_qk;
   static constexpr int kMeeting = 1, kThreads = 256;  // a named barrier of both warpgroups
   using Gradients = GradientRows<C.score, kTileKv / 8>;

@@ -84,7 +84,7 @@ __device__ __forceinline__ float dot_out(const BackwardParams& p, int64_t d_out,
     for (int i = 0; i < N; ++i) sum = __fmaf_rn(a[i], b[i], sum);
   };
   const auto load_out = [&]<int N>(int32_t column, float(&values)[N]) {
-    if (E == Element::f32 || p.forward.out_is_f32) {
+    if (E == Element::f32 || p.forward.out_element == Element::f32) {
       load_piece<Element::f32>(p.forward.out.data, out + column, values);
     } else {
       load_piece<E>(p.forward.out.data, out + column, values);
@@ -137,7 +137,7 @@ constexpr int row_blocks(Element element, portable::MaskLevel mask) {
 // Writes what the next step reads: the data of query rows and tiles, the key tile that adds to each tile's dQ first, a
 // ticket counter of 0, and zeros in rows of gradients that belong to no query or key.
 template <BackwardSm80Config C>
-__global__ void __launch_bounds__(kBackwardRowThreads, row_blocks(C.score.element, C.score.mask))
+__global__ void __launch_bounds__(kBackwardRowThreads, row_blocks(C.score.elements.q, C.score.mask))
     backward_rows(const __grid_constant__ BackwardParams p) {
   using Head = typename BlockBackward<C>::Head;
   const RowTile at(p);
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kBackwardRowThreads, row_blocks(C.score.elemen
     const auto offset = [&](const portable::OperandParams& t) {
       return at.batch_idx * t.batch_stride + at.head_idx * t.head_stride + (s.row_q + query) * t.row_stride;
     };
-    const float dot = dot_out<C.score.element>(p, offset(p.d_out), offset(p.forward.out), lane % 8);
+    const float dot = dot_out<C.score.elements.q>(p, offset(p.d_out), offset(p.forward.out), lane % 8);
     const bool sees = sees_key<C>(p, s, at, query);
     BackwardRow row = {0, 0, 0, 0};
     const float lse = static_cast<const float*>(p.forward.lse.data)[offset(p.forward.lse)];
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) backward_dq(const __grid_con
     float dq[1][1][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) dq[0][0][i] = has_sums ? from[(block * 4 + i) * Fragment::kThreads] : 0.0f;
-    store_gradients<C.score.element>(
+    store_gradients<C.score.elements.q>(
         p.dq, dq, p.forward.scale, first + Fragment::row(warp) + block / Fragment::kBlocks * 16, s.len_q,
         Fragment::column(warp) + block % Fragment::kBlocks * 8, p.forward.head_dim_qk, thread % 32,
         [&](int32_t row) { return head + (s.row_q + row) * p.dq.tensor.row_stride; });

@@ -235,12 +235,12 @@ __global__ void __launch_bounds__(C.num_warps * 32) backward_sm80(const __grid_c
     block.find_thread();
     const bool is_first = in_order && ptx::load_word(block.s_word(0)) == 0;
     if (p.dv.tensor.data != nullptr && Block::FragmentDV::has(block.warp)) {
-      multiply_shared<C.score.element, C.tile_q, typename Block::TileP, false, typename Block::TileDOut>(
+      multiply_shared<C.score.elements.q, C.tile_q, typename Block::TileP, false, typename Block::TileDOut>(
           dv, block.s_probs(), Block::FragmentDV::row(block.warp), block.s_d_out(stage),
           Block::FragmentDV::column(block.warp), block.lane);
     }
     if (p.dk.tensor.data != nullptr && Block::FragmentDK::has(block.warp)) {
-      multiply_shared<C.score.element, C.tile_q, typename Block::TileP, false, typename Block::TileQ>(
+      multiply_shared<C.score.elements.q, C.tile_q, typename Block::TileP, false, typename Block::TileQ>(
           dk, block.s_d_products(), Block::FragmentDK::row(block.warp), block.s_q(stage),
           Block::FragmentDK::column(block.warp), block.lane);
     }

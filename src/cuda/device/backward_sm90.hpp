@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(256) store_dq_sm90(const __grid_constant__ Bac
     }
   }
   __syncthreads();
-  store_gradient_rows<C.score.element, kHeadDim, 8, kStride>(
+  store_gradient_rows<C.score.elements.q, kHeadDim, 8, kStride>(
       p.dq, s_rows + warp * 8 * kStride,
       at.batch_idx * p.dq.tensor.batch_stride + at.head_idx * p.dq.tensor.head_stride, s.row_q, first + warp * 8,
       s.len_q, p.forward.head_dim_qk, lane);

@@ -172,7 +172,7 @@ struct Decode : DecodeSoftmax<C> {
         __syncwarp();
       }
       float s[kScoreBlocks][4], sums[kScoreBlocks][2];
-      multiply_kq<E, C.cache, TileK, kSteps>(s, s_keys(stage), queries, lane);
+      multiply_kq<E, Block::kCache, TileK, kSteps>(s, s_keys(stage), queries, lane);
       Scales scales;
       if constexpr (C.kv_scales) {
         load_scales(scales, stage_v);

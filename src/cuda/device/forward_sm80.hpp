@@ -52,7 +52,7 @@ struct ForwardSm80 : BlockSm80<C> {
 
   template <class Meanwhile>
   __device__ __forceinline__ void scores(Scores& s, const Meanwhile& meanwhile) const {
-    multiply_qk<C.score.element, C.head_dim_qk, TileQ, TileK, kAhead>(s, s_q, s_k(), warp_row, lane, meanwhile);
+    multiply_qk<C.score.elements.q, C.head_dim_qk, TileQ, TileK, kAhead>(s, s_q, s_k(), warp_row, lane, meanwhile);
   }
 
   __device__ Score score_of_tile() const {
@@ -197,10 +197,10 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   int32_t tile = block.find_query_tile(visited);
   if (tile < 0) return;
   __syncthreads();
-  if (C.score.element == Element::f32 || p.scale < 0) {
+  if (C.score.elements.q == Element::f32 || p.scale < 0) {
     ptx::wait_copies<0>();
     __syncthreads();
-    prepare_q<C.score.element, typename Block::TileQ, Block::kThreads>(block.s_q, block.thread, p.scale < 0);
+    prepare_q<C.score.elements.q, typename Block::TileQ, Block::kThreads>(block.s_q, block.thread, p.scale < 0);
   }
 
   const Score score = block.score_of_tile();
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       find_max(s, max);
       // In fp32 the rounding of a scaled maximum is visible, unless scores are products, which are rounded at that size
       // too.
-      constexpr bool kSubtractsMax = C.score.element == Element::f32 && !Score::kAreProducts;
+      constexpr bool kSubtractsMax = C.score.elements.q == Element::f32 && !Score::kAreProducts;
       update_max<C.score.batch_invariant, kSubtractsMax>(max, rows, scale_log2, kLag, is_large, rescale);
       if (is_large) subtract_max(s, rows);
     } else {
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
       if (has_bits) block.clear_unseen_values();
     }
     if (sees) {
-      multiply_pv<C.score.element, typename Block::TileV, Block::kAhead>(o, s, block.s_v(), block.lane, [&](int j) {
+      multiply_pv<C.score.elements.p, typename Block::TileV, Block::kAhead>(o, s, block.s_v(), block.lane, [&](int j) {
         exponentiate(s, rows, scale_log2, is_large, j, j + 2);
         if constexpr (C.score.dropout) block.drop(s, tile, j);
         if (j == 0) load_k();

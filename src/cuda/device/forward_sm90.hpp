@@ -32,6 +32,7 @@ namespace tessella::device {
 // A warpgroup that multiplies.
 template <ForwardSm90Config C>
 struct WarpgroupSm90 {
+  static_assert(portable::are_one(C.score.elements));
   using Block = BlockSm90<C>;
   using QueryTile = typename Block::QueryTile;
   using Scores = ScoresSm90<C>;
@@ -123,7 +124,7 @@ struct WarpgroupSm90 {
 
   // s = q k^T
   __device__ __forceinline__ void begin_scores(float (&s)[kBlocks][4]) const {
-    using Mma = ptx::WarpgroupMma<C.score.element, C.tile_kv>;
+    using Mma = ptx::WarpgroupMma<C.score.elements.q, C.tile_kv>;
     const Operand of_k(block.s_k(k));
     const auto panel = [](int step, int rows) { return step / 4 * kRowBytes * rows + step % 4 * 32; };
     if constexpr (kHoldsQ) {
@@ -145,7 +146,7 @@ struct WarpgroupSm90 {
   }
   // o += p v
   __device__ __forceinline__ void begin_output() {
-    using Mma = ptx::WarpgroupMma<C.score.element, C.head_dim_v>;
+    using Mma = ptx::WarpgroupMma<C.score.elements.p, C.head_dim_v>;
     const Operand of_v(block.s_v(v), C.tile_kv * kRowBytes);
     ptx::fence_registers();
 #pragma unroll
@@ -285,7 +286,7 @@ struct WarpgroupSm90 {
       rows[0][r] = row_offset(p.out, of.work, of.sequence, query);
       is_there[0][r] = query < of.queries.end;
     }
-    store_rows<C.score.element, kKeepsQ, kBlocksV>(p, o, rows, is_there, 0, at.lane);
+    store_rows<C.score.elements.q, kKeepsQ, kBlocksV>(p, o, rows, is_there, 0, at.lane);
   }
   // Stores the query tile's out and leaves it. With kKeepsQ its queries' slot is taken until end_store().
   __device__ __forceinline__ void store(const float (&by)[1][2]) {
@@ -295,7 +296,7 @@ struct WarpgroupSm90 {
     const bool may_send = ends_tensor || of.queries.end - at.first_of_warp() >= portable::kWarpRows;
     // No product reads these queries any more: which of A's rows a warp reads PTX does not say.
     if (kKeepsQ && !kHoldsQ) meet();
-    if (kKeepsQ && p.out_vector_store && !p.out_is_f32 && may_send) {
+    if (kKeepsQ && p.out_vector_store && p.out_element != Element::f32 && may_send) {
       send(of);
     } else {
       store_from_registers(of);

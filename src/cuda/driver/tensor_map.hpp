@@ -11,9 +11,13 @@ struct TensorSizes {
   int64_t batch, rows, heads, head_dim;
 };
 
-// A map of a 16-bit tensor for boxes of 64 columns and `box_rows` rows of one head, swizzled as device/tile/tile.hpp
-// says. Addresses and strides must be multiples of 16 bytes, strides below 2^40. Error(device) if the driver reports
-// one.
-portable::TensorMap tensor_map(const core::Operand& operand, const TensorSizes& sizes, int32_t box_rows);
+// What a copy moves: columns of at most 128 bytes, and rows, of one head.
+struct Box {
+  int32_t columns, rows;
+};
+
+// A map of a tensor for such boxes, swizzled as device/tile/tile.hpp says. Elements are whole bytes; addresses and
+// strides must be multiples of 16 bytes, strides below 2^40. Error(device) if the driver reports one.
+portable::TensorMap tensor_map(const core::Operand& operand, const TensorSizes& sizes, Box box);
 
 }  // namespace tessella::cuda

@@ -71,7 +71,7 @@ int32_t longest_tile(const ForwardSm80Config& c, int64_t dim, int arch) {
   const bool has_registers = arch >= 90 && (!c.score.dropout || c.vector_loads);
   return std::ranges::find_if(kLongestTiles,
                               [&](const LongestTile& row) {
-                                return row.is_f32 == (c.score.element == Element::f32) && dim <= row.max_dim &&
+                                return row.is_f32 == (c.score.elements.q == Element::f32) && dim <= row.max_dim &&
                                        weight(c) <= row.max_weight && (!row.wants_registers || has_registers);
                               })
       ->tile_kv;
@@ -86,7 +86,7 @@ int accumulator_limit(const ForwardSm80Config& c, int arch) {
   constexpr Limits kHopper = {{192, 160, 160, 144}, {192, 192, 176, 80}};
   constexpr Limits kBefore = {{176, 152, 144, 144}, {176, 160, 128, 80}};  // nothing holds what a warp has in common
   constexpr Limits kF32 = {{144, 96, 96, 96}, {112, 64, 64, 64}};          // operands are split in two
-  const Limits& limits = c.score.element == Element::f32 ? kF32 : arch < 90 ? kBefore : kHopper;
+  const Limits& limits = c.score.elements.q == Element::f32 ? kF32 : arch < 90 ? kBefore : kHopper;
   const int limit = limits[c.tile_q / c.num_warps / 16 - 1][std::min(weight(c), 3)];
   if (c.score.mask == MaskLevel::bits && has_addresses(c)) return std::min(limit, 160);
   if (c.score.dropout && (arch < 90 || c.head_dim_qk < c.head_dim_v)) return std::min(limit, 144);
@@ -112,7 +112,7 @@ ForwardSm80Config forward_sm80_config(const core::AttentionShape& p, const Devic
       c.tile_kv = tile_kv;
       const bool fits =
           accumulators(c) <= accumulator_limit(c, device.arch) && shared_bytes(c) <= device.shared_bytes_per_block;
-      const bool is_worth_it = c.score.element != Element::f32 || tile_kv >= 32 || shape.tile_q <= 64;
+      const bool is_worth_it = c.score.elements.q != Element::f32 || tile_kv >= 32 || shape.tile_q <= 64;
       if (tile_kv <= longest && fits && is_worth_it) return c;
     }
   }

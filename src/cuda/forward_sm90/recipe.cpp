@@ -64,11 +64,12 @@ portable::ForwardSm90Params params_with_maps(const AttentionArguments& p, const 
   const auto [batch_q, rows_q] = p.axes_q();
   const auto [batch_kv, rows_kv] = p.axes_kv();
   portable::ForwardSm90Params params = forward_sm90_params(p, config, map, workspace.state, workspace.scratch, at_once);
-  params.q = tensor_map(p.q(), {batch_q, rows_q, p.heads_q, p.head_dim_qk}, portable::kWarpgroupRows);
-  params.k = tensor_map(p.k(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_qk}, params.box_kv);
-  params.v = tensor_map(p.v(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_v}, params.box_kv);
+  const auto box = [&](int32_t rows) { return Box{portable::box_columns(config.score.elements.q), rows}; };
+  params.q = tensor_map(p.q(), {batch_q, rows_q, p.heads_q, p.head_dim_qk}, box(portable::kWarpgroupRows));
+  params.k = tensor_map(p.k(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_qk}, box(params.box_kv));
+  params.v = tensor_map(p.v(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_v}, box(params.box_kv));
   if (params.forward.out_vector_store != 0 && p.out().dtype == p.dtype()) {
-    params.out = tensor_map(p.out(), {batch_q, rows_q, p.heads_q, p.head_dim_v}, portable::kWarpRows);
+    params.out = tensor_map(p.out(), {batch_q, rows_q, p.heads_q, p.head_dim_v}, box(portable::kWarpRows));
   }
   return params;
 }

@@ -4,6 +4,7 @@
 #include <limits>
 #include <numeric>
 
+#include "core/element.hpp"
 #include "core/message.hpp"
 #include "cuda/launch/softcap.hpp"
 #include "portable/dropout.hpp"
@@ -152,7 +153,7 @@ portable::ForwardParams forward_params(const AttentionArguments& p, const Forwar
   params.keep_scale = static_cast<float>(dropout.keep_scale());
   params.dropout_threshold = dropout.threshold;
   params.causal_top_left = p.features.has(Feature::causal_top_left) ? 1 : 0;
-  params.out_is_f32 = p.out_dtype() == DType::f32 ? 1 : 0;
+  params.out_element = core::element(p.out_dtype());
   params.out_vector_store = rows_are_aligned(p.out(), p.head_dim_v) ? 1 : 0;
   return params;
 }

@@ -22,7 +22,7 @@ struct KernelRow {
   uint32_t dtypes = 0;
   int64_t max_head_dim = 0;
   core::Features features = core::kCommonFeatures | core::kModFeatures;
-  uint32_t cache_dtypes = 0;  // bit per DType of k and v that it takes beside those of q
+  uint32_t kv_dtypes = core::kSameDType;  // as core::Kernel has them
   bool serves_few = false;
   bool splits_keys = false;
   uint32_t automatic = ~0u;  // bit per DType for which it may be chosen unnamed
@@ -54,7 +54,7 @@ core::Kernel kernel() {
       .dtypes = row.dtypes,
       .max_head_dim = row.max_head_dim,
       .features = row.features,
-      .cache_dtypes = row.cache_dtypes,
+      .kv_dtypes = row.kv_dtypes,
       .serves_few = row.serves_few,
       .splits_keys = row.splits_keys,
       .automatic = row.automatic,

@@ -1,19 +1,21 @@
 #include "cuda/launch/score_config.hpp"
 
+#include "core/element.hpp"
+
 namespace tessella::cuda {
 
 using core::DType;
 using core::Feature;
-using portable::Element;
+using core::Name;
 using portable::MaskLevel;
 using portable::ScoreConfig;
 
 ScoreConfig score_config(const core::AttentionShape& p) {
+  const portable::Element q = core::element(p.dtype());
+  const bool has_bits = p.features.has_any(core::kElementMasks | Feature::mask_mod) || core::may_have_holes(p.features);
   return {
-      .element = p.dtype() == DType::bf16  ? Element::bf16
-                 : p.dtype() == DType::f16 ? Element::f16
-                                           : Element::f32,
-      .mask = p.features.has_any(core::kElementMasks | Feature::mask_mod) ? MaskLevel::bits : MaskLevel::band,
+      .elements = {.q = q, .kv = core::element(p.operands[Name::k].dtype), .p = q},
+      .mask = has_bits ? MaskLevel::bits : MaskLevel::band,
       .documents = p.features.has(Feature::document),
       .dense_mask = p.features.has(Feature::dense_mask),
       .block_map = p.features.has(Feature::block_map),

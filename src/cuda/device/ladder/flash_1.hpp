@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constan
         sum[m][r] = row_sum(total);
       });
       typename Head::Output pv = {};
-      multiply_pv<C.score.element, typename Head::TileV>(pv, s, head.s_v, head.lane, [](int) {});
+      multiply_pv<C.score.elements.p, typename Head::TileV>(pv, s, head.s_v, head.lane, [](int) {});
 
       for_each_row([&](int m, int r) {
         const RowMemory<C> row = memory(tile_q, m, r);

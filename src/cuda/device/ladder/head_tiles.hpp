@@ -88,7 +88,7 @@ struct HeadTiles : WarpTiles<C> {
   __device__ int32_t head_kv() const { return p.group.quotient(work.head_idx); }
   // Call it after load_q() and wait(), before scores().
   __device__ void prepare_q() const {
-    device::prepare_q<C.score.element, TileQ, kThreads>(s_q, thread, p.scale < 0);
+    device::prepare_q<C.score.elements.q, TileQ, kThreads>(s_q, thread, p.scale < 0);
     __syncthreads();
   }
   // Waits until all threads can read the tiles.
@@ -131,7 +131,7 @@ struct HeadTiles : WarpTiles<C> {
       }
       return;
     }
-    multiply_qk<C.score.element, C.head_dim_qk, TileQ, TileK>(s, s_q, s_k, warp_row, lane, [] {});
+    multiply_qk<C.score.elements.q, C.head_dim_qk, TileQ, TileK>(s, s_q, s_k, warp_row, lane, [] {});
     const Score<C.score> score(p, sequence, work.batch_idx, work.head_idx);
 #pragma unroll
     for (int m = 0; m < kMBlocks; ++m) {
@@ -176,10 +176,10 @@ struct HeadTiles : WarpTiles<C> {
     for (int n = 0; n < 2; ++n) {
       const int32_t of_out = work.slice_idx * C.head_dim_v + c + n;
       if (of_out >= p.head_dim_v) continue;
-      if constexpr (C.score.element != Element::f32) {
-        if (!p.out_is_f32) {
+      if constexpr (C.score.elements.q != Element::f32) {
+        if (p.out_element != Element::f32) {
           static_cast<uint16_t*>(p.out.data)[at + of_out] =
-              static_cast<uint16_t>(Multiply<C.score.element>::pack(values[n], 0));
+              static_cast<uint16_t>(Multiply<C.score.elements.q>::pack(values[n], 0));
           continue;
         }
       }

@@ -74,9 +74,9 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_softmax(const __gri
       if constexpr (C.score.dropout) {
         if (!dropout.keeps(static_cast<uint64_t>(head.head_idx()), i, j)) prob = 0;
       }
-      if constexpr (C.score.element != Element::f32) {
-        const uint16_t rounded = static_cast<uint16_t>(Multiply<C.score.element>::pack(prob, 0));
-        prob = to_float<C.score.element>(&rounded, 0);
+      if constexpr (C.score.elements.p != Element::f32) {
+        const uint16_t rounded = static_cast<uint16_t>(Multiply<C.score.elements.p>::pack(prob, 0));
+        prob = to_float<C.score.elements.p>(&rounded, 0);
       }
       row[j] = prob;
     }
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_output(const __grid
         }
       }
     }
-    multiply_pv<C.score.element, typename HeadTiles<C>::TileV>(o, probs, head.s_v, head.lane, [](int) {});
+    multiply_pv<C.score.elements.p, typename HeadTiles<C>::TileV>(o, probs, head.s_v, head.lane, [](int) {});
   }
   const float by = C.score.dropout ? p.keep_scale : 1.0f;
 #pragma unroll

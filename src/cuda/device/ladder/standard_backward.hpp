@@ -153,12 +153,12 @@ __global__ void __launch_bounds__(C.num_warps * 32)
       block.wait();
       block.clear_idle_queries(0);
       if (Block::FragmentDV::has(block.warp)) {
-        multiply_shared<C.score.element, C.tile_q, typename Block::TileP, false, typename Block::TileDOut>(
+        multiply_shared<C.score.elements.q, C.tile_q, typename Block::TileP, false, typename Block::TileDOut>(
             dv, block.s_probs(), Block::FragmentDV::row(block.warp), block.s_d_out(0),
             Block::FragmentDV::column(block.warp), block.lane);
       }
       if (Block::FragmentDK::has(block.warp)) {
-        multiply_shared<C.score.element, C.tile_q, typename Block::TileP, false, typename Block::TileQ>(
+        multiply_shared<C.score.elements.q, C.tile_q, typename Block::TileP, false, typename Block::TileQ>(
             dk, block.s_d_products(), Block::FragmentDK::row(block.warp), block.s_q(0),
             Block::FragmentDK::column(block.warp), block.lane);
       }
@@ -193,17 +193,17 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_dq(const __grid_con
     block.wait();
     if constexpr (Block::kHasMap) block.clear_unseen_keys(at.head_idx, at.tile);
     if (Fragment::has(block.warp)) {
-      multiply_shared<C.score.element, C.tile_kv, typename Block::TileP, true, typename Block::TileK>(
+      multiply_shared<C.score.elements.q, C.tile_kv, typename Block::TileP, true, typename Block::TileK>(
           dq, block.s_d_products(), Fragment::row(block.warp), block.s_k(), Fragment::column(block.warp), block.lane);
     }
     __syncthreads();  // all are done with the tiles
   }
   if (!Fragment::has(block.warp)) return;
   const int64_t head = at.batch_idx * p.dq.tensor.batch_stride + at.head_idx * p.dq.tensor.head_stride;
-  store_gradients<C.score.element>(p.dq, dq, p.forward.scale, first + Fragment::row(block.warp), block.sequence.len_q,
-                                   Fragment::column(block.warp), p.forward.head_dim_qk, block.lane, [&](int32_t row) {
-                                     return head + (block.sequence.row_q + row) * p.dq.tensor.row_stride;
-                                   });
+  store_gradients<C.score.elements.q>(
+      p.dq, dq, p.forward.scale, first + Fragment::row(block.warp), block.sequence.len_q, Fragment::column(block.warp),
+      p.forward.head_dim_qk, block.lane,
+      [&](int32_t row) { return head + (block.sequence.row_q + row) * p.dq.tensor.row_stride; });
 }
 
 }  // namespace tessella::device

@@ -15,7 +15,8 @@ using portable::BackwardSm80Config;
 
 template <BackwardSm80Config C>
 struct BlockBackward {
-  static constexpr Element kElement = C.score.element;
+  static_assert(portable::are_one(C.score.elements));
+  static constexpr Element kElement = C.score.elements.q;
   static constexpr int kElementBytes = portable::size_bytes(kElement);
   static constexpr int kThreads = C.num_warps * 32;
   static constexpr bool kHasMap = C.score.mask == MaskLevel::bits;

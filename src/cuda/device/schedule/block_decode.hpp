@@ -41,7 +41,8 @@ class SentPhases {
 template <DecodeConfig C>
 struct BlockDecode {
   static constexpr portable::DecodeLayout kAt = portable::layout(C);
-  static constexpr Element E = C.score.element;
+  static constexpr Element E = C.score.elements.q, kCache = C.score.elements.kv;
+  static_assert(E == C.score.elements.p);
   static constexpr int kThreads = C.num_warps * 32;
   static constexpr int kBlocks = C.rows / 8;
   static constexpr int kPieces = C.head_dim_v / 16;  // of 16 columns
@@ -54,15 +55,14 @@ struct BlockDecode {
   static constexpr int kQuads = C.head_dim_v / 4;
   static constexpr int kElementBytes = portable::size_bytes(E);
   // Strides of k and v count elements of q's type, or bytes if the cache has fewer bits.
-  static constexpr bool kIsWidened = C.cache != Quantized::none;
-  static constexpr int kStrideBytes = kIsWidened ? 1 : kElementBytes,
-                       kStrideElements = C.cache == Quantized::i4 ? 2 : 1;
+  static constexpr bool kIsWidened = portable::is_quantized(kCache);
+  static constexpr int kStrideBytes = kIsWidened ? 1 : kElementBytes, kStrideElements = kCache == Element::i4 ? 2 : 1;
   using TileK = Tile<portable::kDecodeTile, C.head_dim_qk / kStrideElements, kStrideBytes>;
   using TileV = Tile<portable::kDecodeTile, (C.v_in_k ? C.head_dim_qk : C.head_dim_v) / kStrideElements, kStrideBytes>;
   // Probabilities times v_scale are divided by a power of two, which keeps them inside f16 (decode.hpp).
   static constexpr bool kHasPower = C.kv_scales && E == Element::f16;
   using TileQ = Tile<C.rows, C.head_dim_qk, kElementBytes>;
-  using Values = typename ValueOperand<E, C.cache, TileV>::Type;
+  using Values = typename ValueOperand<E, kCache, TileV>::Type;
   static constexpr int kSteps = C.head_dim_qk / Multiply<E>::kDepth;
   using Queries = QueryOperands<E, TileQ, kScoreBlocks, kSteps>;
   // True if scores stay products of q and k until the exponent; false if they are in natural units.
@@ -232,9 +232,9 @@ struct BlockDecode {
       const int idx = i * kThreads + first_idx, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
       if (row >= C.rows) continue;
       const uint4& words = loaded.chunks[i];
-      store_query_words<E, C.cache, TileQ>(base + kAt.queries, row, chunk,
-                                           {prepared_q<E>(words.x, is_negative), prepared_q<E>(words.y, is_negative),
-                                            prepared_q<E>(words.z, is_negative), prepared_q<E>(words.w, is_negative)});
+      store_query_words<E, kCache, TileQ>(base + kAt.queries, row, chunk,
+                                          {prepared_q<E>(words.x, is_negative), prepared_q<E>(words.y, is_negative),
+                                           prepared_q<E>(words.z, is_negative), prepared_q<E>(words.w, is_negative)});
     }
   }
 
@@ -269,8 +269,12 @@ struct BlockDecode {
 #pragma unroll 1
     for (int32_t head = 0; head < p.forward.group.value; ++head) {
       const WorkTile tile = {work.unit.batch_idx, work.unit.head_kv * p.forward.group.value + head, 0, 0};
-      const ZeroRows<kThreads> rows = {
-          p.forward, tile, work.sequence, 0, p.forward.head_dim_v, E == Element::f32 || p.forward.out_is_f32};
+      const ZeroRows<kThreads> rows = {p.forward,
+                                       tile,
+                                       work.sequence,
+                                       0,
+                                       p.forward.head_dim_v,
+                                       E == Element::f32 || p.forward.out_element == Element::f32};
       rows.write(work.sequence.len_q, work.sequence.slots_q, -kInfinity);
     }
   }

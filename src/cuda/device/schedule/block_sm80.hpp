@@ -71,8 +71,8 @@ struct BlockSm80 : WarpTiles<C> {
         query_tile(*reinterpret_cast<const QueryTile*>(shared + kQueryTileAt)),
         s_q(ptx::shared_address(shared)),
         thread(static_cast<int>(threadIdx.x)),
-        lane(C.score.element == Element::f32 ? static_cast<int>(threadIdx.x % 32)
-                                             : thread % 32),  // fp32: a register less
+        lane(C.score.elements.q == Element::f32 ? static_cast<int>(threadIdx.x % 32)
+                                                : thread % 32),  // fp32: a register less
         warp_row(thread / 32 * kRowsOfWarp) {}
 
   __device__ uint32_t s_k() const { return s_q + TileQ::kBytes; }

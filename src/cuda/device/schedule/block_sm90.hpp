@@ -141,7 +141,8 @@ struct BlockSm90 {
 #pragma unroll 1
     for (uint32_t idx = blockIdx.x; exists(idx); idx += gridDim.x) {
       of.find_rows(p.forward, work_tile(p.forward, static_cast<int32_t>(idx), 0));
-      const ZeroRows<32> rows = {p.forward, of.work, of.sequence, 0, p.forward.head_dim_v, p.forward.out_is_f32 != 0};
+      const ZeroRows<32> rows = {
+          p.forward, of.work, of.sequence, 0, p.forward.head_dim_v, p.forward.out_element == portable::Element::f32};
       rows.write_without_query(C.tile_q);
       if (of.queries.first >= of.queries.end) continue;
       const KeyTiles tiles = key_tiles<C.tile_kv>(row_keys(of.sequence, of.queries.first),

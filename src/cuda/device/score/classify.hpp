@@ -214,10 +214,12 @@ __device__ __forceinline__ MapPosition map_position(const portable::ForwardParam
   return {map_idx, map_idx / heads, map_idx % heads, row_idx % p.tiles_q, tile_idx % p.kv_tiles};
 }
 
-// The tile at a position, and which key tiles its rows see by the band. rows: 0 if there are none.
+// The tile at a position, which key tiles its rows see by the band, and the keys from the first that its first row sees
+// to the last that its last one does. rows: 0 if there are none.
 struct BandedMaskTile {
   MaskTile tile;
   KeyTiles seen;
+  KeyRange keys;
 };
 template <ClassifyConfig C>
 __device__ __forceinline__ BandedMaskTile mask_tile(const portable::ForwardParams& p, const MapPosition& at) {
@@ -225,11 +227,19 @@ __device__ __forceinline__ BandedMaskTile mask_tile(const portable::ForwardParam
   const auto [first_q, end_q] = portable::tile_queries(s.len_q, C.tile_q, at.tile_q_idx);
   const int32_t first_kv = at.tile_kv_idx * C.tile_kv, rows = max(end_q - first_q, 0);
   BandedMaskTile banded{
-      {s, at.batch_idx, at.head_idx, first_q, rows, first_kv, min(C.tile_kv, s.len_kv - first_kv), false}, {}};
+      {s, at.batch_idx, at.head_idx, first_q, rows, first_kv, min(C.tile_kv, s.len_kv - first_kv), false}, {}, {}};
   if (rows == 0) return banded;
-  banded.seen = key_tiles<C.tile_kv>(row_keys(s, first_q), row_keys(s, first_q + rows - 1), p.keep_first);
+  const KeyRange first = row_keys(s, first_q), last = row_keys(s, first_q + rows - 1);
+  banded.seen = key_tiles<C.tile_kv>(first, last, p.keep_first);
+  banded.keys = {first.begin, last.end};
   banded.tile.is_in_band = __all_sync(kAllLanes, banded.seen.is_full(at.tile_kv_idx));
   return banded;
+}
+
+// Bits of those of the range among the 32 keys from `first` on.
+__device__ __forceinline__ uint32_t keys_between(const KeyRange& keys, int32_t first) {
+  const int32_t begin = clamp(keys.begin - first, 0, 32), end = clamp(keys.end - first, 0, 32);
+  return begin >= end ? 0 : ~0u >> (32 - (end - begin)) << begin;
 }
 
 // A block for each tile of C.tile_q x C.tile_kv writes its class and p.seen_keys, if the band does not hide the tile.
@@ -238,7 +248,7 @@ __global__ void __launch_bounds__(portable::kClassifyWarps * 32)
     classify_tiles(const __grid_constant__ portable::ForwardParams p) {
   static_assert(C.tile_kv % kKeysAtOnce == 0 && C.tile_kv <= 32 * kKeysAtOnce, "a lane has four keys");
   const MapPosition at = map_position(p);
-  const auto [tile, seen] = mask_tile<C>(p, at);
+  const auto [tile, seen, keys] = mask_tile<C>(p, at);
   if (tile.rows == 0 || !seen.sees(at.tile_kv_idx)) return;
   KeyBits bits;
   if constexpr (C.has_map) bits = key_bits_of_map(p, tile, at.map_idx);
@@ -246,7 +256,9 @@ __global__ void __launch_bounds__(portable::kClassifyWarps * 32)
   if (threadIdx.x >= 32) return;
   const bool is_word = threadIdx.x < portable::kSeenWords;
   const bool is_seen = __any_sync(kAllLanes, is_word && bits.seen != 0);
-  const bool is_partial = __any_sync(kAllLanes, is_word && bits.shown != ~0u);
+  // Keys between those that the first row and the last one see, and no row does: a hole of the band.
+  const uint32_t holes = ~bits.seen & keys_between(keys, tile.first_kv + static_cast<int32_t>(threadIdx.x) * 32);
+  const bool is_partial = __any_sync(kAllLanes, is_word && (bits.shown != ~0u || holes != 0));
   uint8_t* to = tile_classes(p, at.batch_idx, at.head_idx, at.tile_q_idx) + at.tile_kv_idx;
   const TileClass found = !is_seen ? TileClass::hidden : is_partial ? TileClass::partial : TileClass::full;
   if (threadIdx.x == 0) *to = static_cast<uint8_t>(found);
@@ -262,9 +274,10 @@ __global__ void __launch_bounds__(portable::kClassifyWarps * 32)
     map_mask(const __grid_constant__ portable::ForwardParams p) {
   static_assert(C.tile_q == portable::kMapQueries && C.tile_kv == portable::kSeenWords * 32);
   const MapPosition at = map_position(p);
-  const auto [tile, seen] = mask_tile<C>(p, at);
+  const BandedMaskTile banded = mask_tile<C>(p, at);
+  const MaskTile& tile = banded.tile;
   KeyBits bits;
-  if (tile.rows > 0 && seen.sees(at.tile_kv_idx)) bits = find_key_bits<C.masks>(p, tile);
+  if (tile.rows > 0 && banded.seen.sees(at.tile_kv_idx)) bits = find_key_bits<C.masks>(p, tile);
   const auto word = static_cast<int32_t>(threadIdx.x);
   if (word >= portable::kSeenWords || tile.first_kv + word * 32 >= p.seqlen_kv) return;
   *map_entry(p, at.map_idx, at.tile_q_idx, tile.first_kv / 32 + word) = bits;

@@ -54,7 +54,7 @@ struct GradientOperands : GradientTile<C, 1, Blocks> {
   using Tile::p, Tile::sequence, Tile::query, Tile::key, Tile::s_rows, Tile::lane;
   using typename Tile::Gradient, typename Tile::Scores;
   using Left = uint32_t[Blocks / 2][4];
-  static constexpr Element kElement = C.element;
+  static constexpr Element kElement = C.elements.q;
 
   // A bit for each of the lane's scores: whether it is visible. A whole warp calls it.
   __device__ __forceinline__ uint32_t find_visible() const {

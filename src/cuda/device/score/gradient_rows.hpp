@@ -68,7 +68,7 @@ struct GradientRows {
       for (int n = 0; n < 4; ++n) d_probs[j][n] = probs[j][n] * (d_probs[j][n] - delta[n / 2]);
     }
     hide(d_probs, visible);
-    pack<C.element>(d_probs, d_scores);
+    pack<C.elements.q>(d_probs, d_scores);
   }
   // The same from the products, of scores with features. slope: sums up the gradient of ALiBi's slope.
   __device__ __forceinline__ void find_d_scores_of_products(bool is_full, Scores& products, const Scores& d_probs,
@@ -118,7 +118,7 @@ struct GradientRows {
           of[c] = gradients.d_product;
           if constexpr (C.alibi) slope -= gradients.d_unmodified * gradient.distance(origin, down, right);
         }
-        d_scores[j / 2][j % 2 * 2 + r] = Multiply<C.element>::pack(of[0], of[1]);
+        d_scores[j / 2][j % 2 * 2 + r] = Multiply<C.elements.q>::pack(of[0], of[1]);
       }
       // Uses what some elements load before it loads more.
       if (C.bias || C.score_mod || C.mask == MaskLevel::bits) ptx::keep_loads_in_place();

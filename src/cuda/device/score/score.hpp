@@ -32,12 +32,12 @@ class Score {
   static constexpr bool kIsPlain = !C.softcap && !C.alibi && !C.bias && !C.score_mod;
   // True if scores stay products of q and k and scale enters with the exponent of 2. ALiBi's penalty is then rounded
   // once for a lane's first query and key, and counted from there.
-  static constexpr bool kAreProducts =
-      kIsPlain || (C.alibi && !C.softcap && !C.bias && !C.score_mod && C.element != Element::f32 && !C.batch_invariant);
+  static constexpr bool kAreProducts = kIsPlain || (C.alibi && !C.softcap && !C.bias && !C.score_mod &&
+                                                    C.elements.q != Element::f32 && !C.batch_invariant);
   // A softcap without other modifications has a series for small scores, which all rows of a warp use or none
   // (softcap.hpp).
   static constexpr bool kHasSeries =
-      C.softcap && !C.alibi && !C.bias && !C.score_mod && C.element != Element::f32 && !C.batch_invariant;
+      C.softcap && !C.alibi && !C.bias && !C.score_mod && C.elements.q != Element::f32 && !C.batch_invariant;
 
   __device__ Score(const portable::ForwardParams& p, const Sequence& sequence, int32_t batch_idx, int32_t head_idx)
       : p_(p), sequence_(sequence), batch_idx_(batch_idx), head_idx_(head_idx) {
@@ -130,7 +130,7 @@ class Score {
     if constexpr (C.bias) {
       const Position at = position<AreWithin>(origin, row, column);
       const int64_t element = bias_ + at.query * p_.bias.q_stride + (sequence_.slot_kv + at.key) * p_.bias.kv_stride;
-      constexpr Element kBias = C.bias_is_f32 ? Element::f32 : Element(C.element);
+      constexpr Element kBias = C.bias_is_f32 ? Element::f32 : Element(C.elements.q);
       s += to_float<kBias>(p_.bias.data, element);
     }
     if constexpr (C.alibi) s = __fmaf_rn(-slope_, fabsf(origin.distance + static_cast<float>(row - column)), s);

@@ -168,7 +168,7 @@ struct ScoresSm90 {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float* pair = &accumulators[j + i / 2][i % 2 * 2];
-      words[i] = Multiply<C.score.element>::pack(pair[0], pair[1]);
+      words[i] = Multiply<C.score.elements.p>::pack(pair[0], pair[1]);
     }
   }
 };

@@ -57,7 +57,7 @@ struct DecodeStates : BlockDecode<C> {
       for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          staged_out(group())[row_anew(n, i % 2) * portable::out_pitch(C) + value_column<C.cache>(own, lane, i)] =
+          staged_out(group())[row_anew(n, i % 2) * portable::out_pitch(C) + value_column<Block::kCache>(own, lane, i)] =
               kHasPower ? o[piece][n][i] * rows.power : o[piece][n][i];
         }
       }
@@ -154,7 +154,7 @@ struct DecodeStates : BlockDecode<C> {
         if (column + i < f.head_dim_v) store_piece<Out>(f.out.data, at + i, value);
       }
     };
-    if (E == Element::f32 || f.out_is_f32) {
+    if (E == Element::f32 || f.out_element == Element::f32) {
       store.template operator()<Element::f32>();
     } else {
       store.template operator()<E>();

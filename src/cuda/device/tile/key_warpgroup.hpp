@@ -16,7 +16,8 @@ template <class BlockType>
 struct KeyWarpgroup {
   using Block = BlockType;
   static constexpr BackwardSm90Config C = Block::kConfig;
-  static constexpr Element kElement = C.score.element;
+  static_assert(portable::are_one(C.score.elements));
+  static constexpr Element kElement = C.score.elements.q;
   static constexpr int kTileQ = Block::kTileQ, kTileKv = Block::kTileKv, kRowBytes = Block::kRowBytes;
   static constexpr int kRows = 64;                 // of keys, of a warpgroup
   static constexpr int kQueryBlocks = kTileQ / 8;  // of scores

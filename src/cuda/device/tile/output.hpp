@@ -50,7 +50,7 @@ __device__ __forceinline__ void store_quad(const ForwardParams& p, const float (
 template <Element E, int BlocksV>
 __device__ __forceinline__ void store_pairs(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
                                             int64_t at, int32_t first, int lane, bool is_there) {
-  const bool is_f32 = E == Element::f32 || p.out_is_f32;
+  const bool is_f32 = E == Element::f32 || p.out_element == Element::f32;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int32_t column = first + i * 8 + lane % 4 * 2;
@@ -81,7 +81,7 @@ __device__ __forceinline__ void store_rows(const ForwardParams& p, float (&o)[MB
                                            const int64_t (&at)[MBlocks][2], const bool (&is_there)[MBlocks][2],
                                            int32_t first, int lane) {
   static_assert(BlocksV % 2 == 0);
-  const bool has_quads = p.out_vector_store && !p.out_is_f32;
+  const bool has_quads = p.out_vector_store && p.out_element != Element::f32;
   const auto store_two = [&](int from, int32_t column, bool in_quads) {
 #pragma unroll
     for (int m = 0; m < MBlocks; ++m) {
@@ -169,7 +169,7 @@ struct Output {
         is_there[m][r] = query(m, r) < sequence.len_q;
       }
     }
-    store_rows<C.element, false, kBlocksV>(p, o, at, is_there, work.slice_idx * ColumnsV, lane);
+    store_rows<C.elements.q, false, kBlocksV>(p, o, at, is_there, work.slice_idx * ColumnsV, lane);
   }
 };
 

@@ -98,18 +98,18 @@ struct Transposed<Element::f32> {
 };
 
 // Keys and values of 8 or 4 bits are widened.
-template <Element E, Quantized C>
+template <Element E, Element C>
 struct KeyOperand : WidenedOperand<E> {};
 template <Element E>
-struct KeyOperand<E, Quantized::none> {
+struct KeyOperand<E, E> {
   using Type = typename Transposed<E>::A;
 };
-template <Element E, Quantized C, class TileV>
+template <Element E, Element C, class TileV>
 struct ValueOperand {
   using Type = WidenedValues<E, C, TileV>;
 };
 template <Element E, class TileV>
-struct ValueOperand<E, Quantized::none, TileV> {
+struct ValueOperand<E, E, TileV> {
   using Type = typename Transposed<E>::template Values<TileV>;
 };
 
@@ -151,13 +151,13 @@ class QueryOperands {
 };
 
 // s = k . q^T of 16 keys.
-template <Element E, Quantized C, class TileK, int Steps, int Blocks, class Queries>
+template <Element E, Element C, class TileK, int Steps, int Blocks, class Queries>
 __device__ __forceinline__ void multiply_kq(float (&s)[Blocks][4], uint32_t tile_k, const Queries& queries, int lane) {
   // fp32 multiplies one panel of q's columns at a time and is not unrolled, since its many instructions hide the loads.
   // Caches of 4 bits take two panels, because one load of k covers both. Long rows take three, or one if o needs more
   // registers.
   constexpr bool kIsLong = Steps > 32;
-  constexpr int kPanels = kIsLong && Blocks == 1 ? 3 : Multiply<E>::kSumsApart && C == Quantized::i4 ? 2 : 1;
+  constexpr int kPanels = kIsLong && Blocks == 1 ? 3 : Multiply<E>::kSumsApart && C == Element::i4 ? 2 : 1;
   constexpr int kPanelSteps = Multiply<E>::kSumsApart || kIsLong ? Queries::kPanelSteps * kPanels : Steps;
   static_assert(Steps % kPanelSteps == 0);
   const uint32_t k = tile_k + TileK::offset(lane % 16, lane / 16);
@@ -181,7 +181,7 @@ __device__ __forceinline__ void multiply_kq(float (&s)[Blocks][4], uint32_t tile
 #pragma unroll
     for (int step = 0; step < kPanelSteps; step += 2) {
       typename KeyOperand<E, C>::Type left[2];
-      if constexpr (C != Quantized::none) {
+      if constexpr (portable::is_quantized(C)) {
         load_widened_keys<E, C, TileK>(left, loaded, TileK::advance(k, 0, panel / kPanels * 2), step);
       } else {
 #pragma unroll

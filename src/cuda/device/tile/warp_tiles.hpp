@@ -14,7 +14,8 @@ namespace tessella::device {
 // C: a config with head dims, tiles and num_warps.
 template <auto C>
 struct WarpTiles {
-  static constexpr int kElementBytes = portable::size_bytes(C.score.element);
+  static_assert(portable::are_one(C.score.elements));
+  static constexpr int kElementBytes = portable::size_bytes(C.score.elements.q);
   static constexpr int kThreads = C.num_warps * 32;
   static constexpr int kRowsOfWarp = C.tile_q / C.num_warps;
   static constexpr int kMBlocks = kRowsOfWarp / 16;
@@ -37,7 +38,7 @@ struct WarpTiles {
                                      sequence,
                                      work.slice_idx * C.head_dim_v,
                                      min(p.head_dim_v, (work.slice_idx + 1) * C.head_dim_v),
-                                     C.score.element == portable::Element::f32 || p.out_is_f32};
+                                     C.score.elements.q == portable::Element::f32 || p.out_element == Element::f32};
     rows.write_without_query(C.tile_q);
   }
 };

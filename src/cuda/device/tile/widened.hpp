@@ -15,17 +15,14 @@
 
 #include "cuda/device/tile/multiply.hpp"
 #include "cuda/device/tile/tile.hpp"
-#include "portable/quantized.hpp"
 
 namespace tessella::device {
 
-using portable::Quantized;
-
-// Elements of half a word; 1 of 16 bits.
-constexpr int half_elements(Quantized c) { return c == Quantized::none ? 1 : c == Quantized::i4 ? 4 : 2; }
+// Elements of half a word; 1 of 16 bits, and of fp32.
+constexpr int half_elements(Element c) { return portable::is_quantized(c) ? 16 / portable::bits_of(c) : 1; }
 
 // Words that a lane's word becomes: pairs of 16 bits, or floats.
-constexpr int widened_words(Element e, Quantized c) { return half_elements(c) * (e == Element::f32 ? 2 : 1); }
+constexpr int widened_words(Element e, Element c) { return half_elements(c) * (e == Element::f32 ? 2 : 1); }
 
 // Without Hopper's instruction: turns the high byte of each half into a pair of f16. The byte's magnitude shifted right
 // by one is the f16 of 2^-8 times its value; NaN also needs the exponent's top bit.
@@ -41,9 +38,9 @@ __device__ __forceinline__ uint32_t pack_bf16_of_f16(uint32_t low, uint32_t high
 }
 
 // The word's elements in their order, as floats.
-template <Quantized C, bool HasInstruction>
+template <Element C, bool HasInstruction>
 __device__ __forceinline__ void widen_to_floats(uint32_t word, uint32_t (&floats)[2 * half_elements(C)]) {
-  if constexpr (C == Quantized::f8e4m3fn) {
+  if constexpr (C == Element::e4m3) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // elements 2 i and 2 i + 1, or i and i + 2
       const uint32_t pair =
@@ -52,7 +49,7 @@ __device__ __forceinline__ void widen_to_floats(uint32_t word, uint32_t (&floats
       floats[HasInstruction ? 2 * i + 1 : i + 2] =
           __float_as_uint(ptx::f16_to_float(static_cast<uint16_t>(pair >> 16)));
     }
-  } else if constexpr (C == Quantized::i8) {  // 2^23 + 128 + x, less that
+  } else if constexpr (C == Element::i8) {  // 2^23 + 128 + x, less that
     const uint32_t raised = word ^ 0x80808080;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -66,12 +63,12 @@ __device__ __forceinline__ void widen_to_floats(uint32_t word, uint32_t (&floats
   }
 }
 
-template <Element E, Quantized C, bool HasInstruction = ptx::kWidensFloat8>
+template <Element E, Element C, bool HasInstruction = ptx::kWidensFloat8>
 __device__ __forceinline__ void widen(uint32_t word, uint32_t (&pairs)[widened_words(E, C)]) {
   constexpr bool kIsBf16 = E == Element::bf16;
   if constexpr (E == Element::f32) {
     widen_to_floats<C, HasInstruction>(word, pairs);
-  } else if constexpr (C == Quantized::f8e4m3fn && HasInstruction) {
+  } else if constexpr (C == Element::e4m3 && HasInstruction) {
     if constexpr (kIsBf16) {
       const uint32_t low = ptx::float8_to_f16(word), high = ptx::float8_to_f16(word >> 16);
       pairs[0] = pack_bf16_of_f16(low, high);
@@ -80,13 +77,13 @@ __device__ __forceinline__ void widen(uint32_t word, uint32_t (&pairs)[widened_w
       pairs[0] = ptx::float8_to_f16(__byte_perm(word, 0, 0x4420));
       pairs[1] = ptx::float8_to_f16(__byte_perm(word, 0, 0x4431));
     }
-  } else if constexpr (C == Quantized::f8e4m3fn) {
+  } else if constexpr (C == Element::e4m3) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t pair = float8_to_f16_by_bits(i == 0 ? word << 8 : word);
       pairs[i] = kIsBf16 ? pack_bf16_of_f16(pair, pair >> 16) : pair;
     }
-  } else if constexpr (C == Quantized::i8) {
+  } else if constexpr (C == Element::i8) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t bytes = word >> i * 8;
@@ -122,7 +119,7 @@ struct WidenedOperand<Element::f32> {
 };
 
 // Left operands of two steps of k, from `step` (even) on. words: the matrix load that holds them.
-template <Element E, Quantized C, class TileK>
+template <Element E, Element C, class TileK>
 __device__ __forceinline__ void load_widened_keys(typename WidenedOperand<E>::Type (&left)[2], uint32_t (&words)[4],
                                                   uint32_t address, int step) {
   constexpr int kWords = widened_words(E, C), kStepsOfChunk = kWords / 2;
@@ -138,7 +135,7 @@ __device__ __forceinline__ void load_widened_keys(typename WidenedOperand<E>::Ty
 }
 
 // The left operand of 16 columns of 16 rows of v, in the column order of value_column().
-template <Element E, Quantized C, class TileV>
+template <Element E, Element C, class TileV>
 struct WidenedValues {
   typename Multiply<E>::A a;
   __device__ __forceinline__ WidenedValues(uint32_t tile, int piece, int lane) {
@@ -153,7 +150,7 @@ struct WidenedValues {
   }
 };
 
-template <Quantized C, class TileV>
+template <Element C, class TileV>
 struct WidenedValues<Element::f32, C, TileV> {
   Multiply<Element::f32>::ExactA a[2];  // of 8 keys each
   __device__ __forceinline__ WidenedValues(uint32_t tile, int piece, int lane) {
@@ -171,9 +168,9 @@ struct WidenedValues<Element::f32, C, TileV> {
 };
 
 // The column of v of a lane's sum i of a piece.
-template <Quantized C>
+template <Element C>
 __device__ __forceinline__ int value_column(int piece, int lane, int i) {
-  if constexpr (C == Quantized::none) {
+  if constexpr (!portable::is_quantized(C)) {
     return piece * 16 + lane / 4 + i / 2 * 8;
   } else {
     constexpr int kHalf = half_elements(C), kPiecesOfChunk = kHalf / 2;
@@ -182,9 +179,9 @@ __device__ __forceinline__ int value_column(int piece, int lane, int i) {
 }
 
 // Stores the columns of chunk `chunk` of a query row (eight, or four of fp32) in the order of such keys' products.
-template <Element E, Quantized C, class TileQ>
+template <Element E, Element C, class TileQ>
 __device__ __forceinline__ void store_query_words(uint32_t tile, int row, int chunk, const uint32_t (&words)[4]) {
-  if constexpr (C == Quantized::none) {
+  if constexpr (!portable::is_quantized(C)) {
     ptx::store_chunk(tile + TileQ::offset(row, chunk), words);
     return;
   }

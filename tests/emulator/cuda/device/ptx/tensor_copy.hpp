@@ -1,6 +1,9 @@
 // Stands in for src/cuda/device/ptx/tensor_copy.hpp: the copy engine, whose copies land some time later.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -13,18 +16,32 @@
 
 namespace tessella::emulator {
 
-// What a TensorMap holds here: a 16-bit tensor (head_dim, row, head, batch), strides in elements.
+// What a TensorMap holds here: a tensor (head_dim, row, head, batch), strides in elements.
 struct Tensor {
-  uint16_t* data;
+  std::byte* data;
+  int64_t element_bytes;
   int64_t sizes[4];
   int64_t row_stride, head_stride, batch_stride;
   int64_t box_rows;
+
+  std::byte* at(int64_t column, int64_t row, int64_t head, int64_t batch) const {
+    return data + (row * row_stride + head * head_stride + batch * batch_stride + column) * element_bytes;
+  }
+  // Bytes of a chunk from `column` on that the tensor has.
+  size_t bytes_there(int64_t column, int64_t row, int64_t head, int64_t batch) const {
+    const auto is_in = [&](int64_t idx, int axis) { return idx >= 0 && idx < sizes[axis]; };
+    if (!is_in(row, 1) || !is_in(head, 2) || !is_in(batch, 3)) return 0;
+    return static_cast<size_t>(std::clamp<int64_t>((sizes[0] - column) * element_bytes, 0, kChunk));
+  }
 };
 static_assert(sizeof(Tensor) <= sizeof(portable::TensorMap));
 
 // The offset of a 16-byte chunk in a panel of 128-byte rows.
 inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
-// Those of a box of 64 columns, row after row.
+// Boxes have rows of 128 bytes: the row of a box's chunk, and the bytes before it in that row.
+inline int64_t row_of_chunk(size_t i) { return static_cast<int64_t>(i * kChunk / 128); }
+inline int64_t bytes_before(size_t i) { return static_cast<int64_t>(i * kChunk % 128); }
+// The offsets of a box's chunks, row after row.
 inline std::vector<uint32_t> box_chunks(uint32_t address, int64_t rows) {
   std::vector<uint32_t> chunks;
   for (uint32_t at = 0; at < static_cast<uint32_t>(rows) * 128; at += kChunk) chunks.push_back(swizzled(address + at));
@@ -50,11 +67,12 @@ inline void store_box(const portable::TensorMap& map, uint32_t from, int32_t col
   emulator::begin(
       emulator::Work::boxes,
       [=] {
-        for (int64_t r = 0; r < t.box_rows; ++r) {
-          for (int64_t c = 0; c < 64; ++c) {
-            if (row + r >= t.sizes[1] || column + c >= t.sizes[0]) continue;
-            t.data[(row + r) * t.row_stride + head * t.head_stride + batch * t.batch_stride + column + c] =
-                emulator::load<uint16_t>(emulator::swizzled(from + static_cast<uint32_t>(r * 128 + c * 2)));
+        const std::vector<uint32_t> chunks = emulator::box_chunks(from, t.box_rows);
+        for (size_t i = 0; i < chunks.size(); ++i) {
+          const int64_t r = row + emulator::row_of_chunk(i), c = column + emulator::bytes_before(i) / t.element_bytes;
+          const auto values = emulator::load<std::array<std::byte, emulator::kChunk>>(chunks[i]);
+          if (const size_t there = t.bytes_there(c, r, head, batch)) {
+            std::memcpy(t.at(c, r, head, batch), values.data(), there);
           }
         }
       },
@@ -121,16 +139,10 @@ inline void copy_box(uint32_t to, const portable::TensorMap& map, uint32_t barri
   for (const uint32_t chunk : chunks) emulator::check_async_write(chunk);
   emulator::later([=] {
     for (size_t i = 0; i < chunks.size(); ++i) {
-      const auto r = static_cast<int64_t>(i / 8), first = static_cast<int64_t>(i % 8 * 8);
-      uint16_t values[8];
-      for (int64_t c = first; c < first + 8; ++c) {
-        const bool is_there = row + r >= 0 && row + r < t.sizes[1] && column + c < t.sizes[0] && head >= 0 &&
-                              head < t.sizes[2] && batch >= 0 && batch < t.sizes[3];
-        values[c - first] =
-            is_there ? t.data[(row + r) * t.row_stride + head * t.head_stride + batch * t.batch_stride + column + c]
-                     : uint16_t{0};
-      }
-      emulator::write_async(chunks[i], reinterpret_cast<const std::byte*>(values));
+      const int64_t r = row + emulator::row_of_chunk(i), c = column + emulator::bytes_before(i) / t.element_bytes;
+      std::byte values[emulator::kChunk] = {};
+      if (const size_t there = t.bytes_there(c, r, head, batch)) std::memcpy(values, t.at(c, r, head, batch), there);
+      emulator::write_async(chunks[i], values);
     }
     emulator::complete_bytes(barrier, static_cast<uint32_t>(t.box_rows * 128));
   });
