@@ -30,6 +30,7 @@ EMULATED_ALWAYS='emulated_backward_sm90_test emulated_short_rows_test'
 
 num_passed=0 num_failed=0 failures=() times=()
 
+# step NAME COMMAND... runs one and keeps what it prints in build/steps. Wants pipefail.
 step() {
   local name=$1 start=$SECONDS
   shift

@@ -367,6 +367,9 @@ tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_call*
                                         " does not count its passes and bytes of a call on ",
                                         location(arguments.device)));
       }
+      if (const std::string reason = core::ineligible_dtypes(kernel, arguments); !reason.empty()) {
+        core::unsupported(core::message("kernel_cost_of: ", kernel.name, " ", reason));
+      }
       counted = kernel.cost(&arguments);
     });
     fill(cost,

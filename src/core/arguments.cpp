@@ -60,6 +60,9 @@ void derive_shape(AttentionArguments& a) {
 }
 
 void derive_mask_shape(AttentionArguments& a) {
+  // Windows and chunks count from key i + seqlen_kv - seqlen_q of query i, and causal_top_left from key i: it may end a
+  // query's keys before they begin, and none of those of the queries around it.
+  a.is_contiguous = !a.features.has(Feature::causal_top_left) || (a.window_left < 0 && a.chunk == 0);
   a.window_keys = window_keys(a);
   a.rows_grow = rows_grow(a);
 }

@@ -135,7 +135,7 @@ inline constexpr SequenceTable kSequenceTables[] = {
 
 // Fills the members of the call's shape that follow from its operands, masks and arrays.
 void derive_shape(AttentionArguments& arguments);
-// Fills the members that follow from masks alone: window_keys and rows_grow.
+// Fills the members that follow from masks alone: is_contiguous, window_keys and rows_grow.
 void derive_mask_shape(AttentionArguments& arguments);
 
 struct MergeArguments : MergeShape {

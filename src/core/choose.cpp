@@ -107,12 +107,12 @@ std::string ineligible_head_dims(const Kernel& kernel, const AppendShape& shape)
 }
 std::string ineligible_head_dims(const Kernel&, const CopyPagesShape&) { return ""; }
 
-// Whether a kernel's dtypes of a tensor have this one, where the first tensor's is `first`.
+// Whether `dtypes` names the dtype, or says "as the first tensor" and the dtype is the first tensor's.
 bool takes(uint32_t dtypes, DType dtype, DType first) {
   return (dtypes & (dtype_bit(dtype) | (dtype == first ? kSameDType : 0))) != 0;
 }
 
-// Why not, of what few kernels have: k and v of a dtype of their own, a class of few queries.
+// Why not, of k, v and out with dtypes of their own.
 std::string ineligible_mixture(const Kernel& kernel, const AttentionShape& shape) {
   for (const Name operand : {Name::k, Name::v}) {
     const DType dtype = shape.operands[operand].dtype;
@@ -127,6 +127,15 @@ std::string ineligible_mixture(const Kernel& kernel, const AttentionShape& shape
   if (!takes(kernel.out_dtypes, shape.out_dtype(), shape.dtype())) {
     return message("does not write out.dtype ", name(shape.out_dtype()), " beside q.dtype ", name(shape.dtype()));
   }
+  return "";
+}
+template <typename S>
+std::string ineligible_mixture(const Kernel&, const S&) {
+  return "";
+}
+
+// Why not, of what few kernels have: a class of few queries, a number of splits.
+std::string ineligible_options(const Kernel& kernel, const AttentionShape& shape) {
   if (shape.query_class == QueryClass::few && !kernel.serves_few) return "is for many queries, and query_class is few";
   if (shape.num_splits > 1 && !kernel.splits_keys) {
     return message("takes no number of splits, and num_splits is ", shape.num_splits);
@@ -134,7 +143,7 @@ std::string ineligible_mixture(const Kernel& kernel, const AttentionShape& shape
   return "";
 }
 template <typename S>
-std::string ineligible_mixture(const Kernel&, const S&) {
+std::string ineligible_options(const Kernel&, const S&) {
   return "";
 }
 
@@ -244,6 +253,11 @@ int asked_threads(const Shape& shape) {
 
 }  // namespace
 
+std::string ineligible_dtypes(const Kernel& kernel, const Shape& shape) {
+  if ((kernel.dtypes & dtype_bit(dtype(shape))) == 0) return message("does not compute ", name(dtype(shape)));
+  return std::visit([&](const auto& s) { return ineligible_mixture(kernel, s); }, shape);
+}
+
 std::string ineligible(const Kernel& kernel, const Shape& shape) {
   const auto [operation, device] = std::visit([](const auto& s) { return std::tuple(s.operation, s.device); }, shape);
   if (kernel.operation != operation) return message("computes ", name(kernel.operation), ", not ", name(operation));
@@ -253,10 +267,10 @@ std::string ineligible(const Kernel& kernel, const Shape& shape) {
   if (kernel.unavailable != nullptr) {
     if (std::string reason = kernel.unavailable(device); !reason.empty()) return reason;
   }
-  if ((kernel.dtypes & dtype_bit(dtype(shape))) == 0) return message("does not compute ", name(dtype(shape)));
+  if (std::string reason = ineligible_dtypes(kernel, shape); !reason.empty()) return reason;
   for (const std::string& reason : std::visit(
            [&](const auto& s) {
-             return std::array{ineligible_head_dims(kernel, s), ineligible_mixture(kernel, s)};
+             return std::array{ineligible_head_dims(kernel, s), ineligible_options(kernel, s)};
            },
            shape)) {
     if (!reason.empty()) return reason;

@@ -13,6 +13,9 @@ namespace tessella::core {
 // Why the kernel would not run calls of this shape, or "".
 std::string ineligible(const Kernel& kernel, const Shape& shape);
 
+// Why it would not for their dtypes alone, or "".
+std::string ineligible_dtypes(const Kernel& kernel, const Shape& shape);
+
 // The kernel that must run, "" = any, and what names it: the option or a variable of the environment.
 struct ForcedKernel {
   std::string_view name = {};

@@ -8,7 +8,7 @@
 
 namespace tessella::core {
 
-// Error(internal) for dtypes that no kernel with element types computes; their tables refuse such calls before.
+// Error(internal) for dtypes that no kernel with element types computes: ineligible_dtypes() comes first.
 inline portable::Element element(DType dtype) {
   using portable::Element;
   switch (dtype) {

@@ -129,12 +129,6 @@ inline constexpr Features kGradientFeatures =
 inline constexpr Features kForwardOnlyFeatures =
     Feature::paged_kv | Feature::cache_batch_idx | Feature::draft_mask | kMadeBefore | kQuantizedFeatures;
 
-// Whether keys may lie between those of two queries that no query sees: causal_top_left hides what the window or the
-// chunk of a query, which stand at its position, would show.
-constexpr bool may_have_holes(Features features) {
-  return features.has(Feature::causal_top_left) && features.has_any(Feature::window | Feature::chunk);
-}
-
 // Masks that are not intervals: which elements of the band are seen.
 inline constexpr Features kElementMasks =
     Feature::document | Feature::dense_mask | Feature::block_map | Feature::draft_mask;

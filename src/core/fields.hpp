@@ -71,6 +71,7 @@ void fields(std::type_identity<AttentionShape>, F&& f) {
   f(FieldName{"score_mod"}, &S::score_mod, Fit::equal);
   f(FieldName{"mask_mod"}, &S::mask_mod, Fit::equal);
   f(FieldName{"score_mod_gradient"}, &S::score_mod_gradient, Fit::equal);
+  f(FieldName{"is_contiguous"}, &S::is_contiguous, Fit::at_least);
   f(FieldName{"window_keys"}, &S::window_keys, Fit::hint);
   f(FieldName{"rows_grow"}, &S::rows_grow, Fit::hint);
   f(FieldName{"num_threads"}, &S::num_threads, Fit::if_given);

@@ -56,7 +56,8 @@ struct AttentionShape {
   int64_t scale_block = 0;         // rows of one entry of the scales; 0: all
   int64_t window_keys = kAnyKeys;  // a query sees at most so many keys by a window with both ends and chunks
   bool v_in_k = false;             // row by row, v is the first columns of k: a cache of MLA's (arXiv 2405.04434)
-  bool rows_grow = false;          // later queries may see more keys than earlier ones, by bands or element masks
+  bool is_contiguous = true;  // between two keys that bands show to some query lies none that they show to no query
+  bool rows_grow = false;     // later queries may see more keys than earlier ones, by bands or element masks
   Features features;
   DType bias_dtype = DType::none;
   DType d_bias_dtype = DType::none;

@@ -26,8 +26,26 @@ constexpr int32_t size_bytes(Element element) { return bits_of(element) / 8; }
 // Elements of 8 or 4 bits, which need a scale for their range.
 constexpr bool is_quantized(Element element) { return bits_of(element) < 16; }
 
-// What the tensors of a call to attention hold. The type of out costs nothing in a loop: kernels read it at run time
-// (ForwardParams).
+// What caches hold with fewer bits than q, beside scales (portable/quantize.hpp).
+constexpr bool is_of_caches(Element element) {
+  return element == Element::e4m3 || element == Element::i8 || element == Element::i4;
+}
+
+constexpr const char* name(Element element) {
+  switch (element) {
+    case Element::bf16: return "bf16";
+    case Element::f16: return "f16";
+    case Element::f32: return "f32";
+    case Element::e4m3: return "e4m3";
+    case Element::e5m2: return "e5m2";
+    case Element::i8: return "i8";
+    case Element::i4: return "i4";
+  }
+  return "";
+}
+
+// What the tensors of a call to attention hold. Kernels read the type of out at run time, as it costs nothing in a
+// loop: ForwardParams::out_element.
 struct Elements {
   Element q = Element::bf16;
   Element kv = Element::bf16;

@@ -11,6 +11,8 @@
 
 namespace tessella::portable {
 
+// element, here and below: is_of_caches().
+
 // The largest number stored; the least is its negative.
 constexpr float largest(Element element) {
   return element == Element::e4m3 ? kLargestFloat8 : element == Element::i8 ? 127.0f : 7.0f;
@@ -60,6 +62,7 @@ inline float number_of(uint32_t bits, Element element) {
 // A row in memory, on the host; count is even for i4.
 template <Element kElement>
 inline void quantize_row(const float* row, int64_t count, float divisor, uint8_t* into) {
+  static_assert(is_of_caches(kElement));
   if constexpr (kElement == Element::i4) {
     for (int64_t c = 0; c < count; c += 2) {
       into[c / 2] =

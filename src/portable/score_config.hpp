@@ -11,7 +11,7 @@
 namespace tessella::portable {
 
 // How masks hide keys. band: an interval (portable/band.hpp). bits: also a predicate on each element, in the tiles that
-// the tile map calls partial; it knows the keys that no query sees, so bands with holes have it too.
+// the tile map calls partial. Bands that are not contiguous have a tile map too: it says which keys no query sees.
 enum class MaskLevel : int32_t { band, bits };
 
 struct ScoreConfig {

@@ -1,4 +1,4 @@
-// What element masks show of a tile of scores.
+// What element masks, or a band that is not contiguous, show of a tile of scores.
 #pragma once
 
 #include "portable/integers.hpp"

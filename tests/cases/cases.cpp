@@ -223,6 +223,7 @@ void random_regions(Random& random, Case& c) {
   if (random.chance(0.2)) {  // a band with holes, with element masks and without
     c.causal_top_left = true;
     (random.chance(0.5) ? c.chunk : c.window_left) = random.in(1, 150);
+    if (random.chance(0.3)) c.keep_first = random.in(1, 12);
     if (random.chance(0.5)) {
       c.dense.clear();
       c.block_map.clear();

@@ -13,11 +13,13 @@
 
 namespace tessella::tests {
 
-// Bands between whose queries lie keys that no query sees: no window or chunk of some queries reaches below the key to
-// which causal_top_left lets them see.
+// Bands with keys that no query sees between or beside those that some query sees: causal_top_left ends the keys of a
+// query before its window or chunk begins. In the first no query sees a key, in the last none but the first two.
 inline constexpr const char* kBandsWithHoles[] = {
     "causal_top_left=1 window_left=3 seqlen_q=40 seqlen_kv=90 head_dim_qk=32 head_dim_v=32",
-    "causal_top_left=1 chunk=16 seqlen_q=100 seqlen_kv=108 head_dim_qk=32 head_dim_v=32"};
+    "causal_top_left=1 chunk=16 seqlen_q=100 seqlen_kv=108 head_dim_qk=32 head_dim_v=32",
+    "causal_top_left=1 chunk=150 seqlen_q=200 seqlen_kv=208 head_dim_qk=32 head_dim_v=32",
+    "causal_top_left=1 window_left=3 keep_first=2 seqlen_q=300 seqlen_kv=400 head_dim_qk=32 head_dim_v=32"};
 
 struct Case {
   std::string kernel;  // "" = the library's choice

@@ -35,6 +35,7 @@ constexpr const char* kMasks[] = {"dense=bhqk",
                                   "document=1",
                                   "document=1 packed_q=1 packed_kv=1 window_right=0",
                                   "document=1 keep_first=3 window_left=20 seqlen_kv=600",
+                                  "document=1 causal_top_left=1 chunk=60 seqlen_q=200 seqlen_kv=230",
                                   "block_map=hqk block_q=100 block_kv=130 seqlen_q=400",
                                   "block_map=bqk block_q=7 block_kv=24 chunk=70",
                                   "document=1 dense=hqk block_map=qk block_q=40 block_kv=40 prefix=1"};
@@ -57,9 +58,10 @@ Expected brute_force(const core::AttentionArguments& p, const core::Sequence& s,
                      int64_t end_q, int64_t first_kv, int64_t end_kv) {
   Expected expected;
   for (int64_t j = first_kv; j < std::min(end_kv, s.len_kv); ++j) {
+    bool is_in_a_band = false;
     for (int64_t i = first_q; i < end_q; ++i) {
       if (!s.band.visible(i, j)) continue;
-      expected.sees = true;
+      expected.sees = is_in_a_band = true;
       if (core::element_visible(p, s, head, i, j)) {
         expected.is_seen = true;
         expected.seen[(j - first_kv) / 32] |= 1u << ((j - first_kv) % 32);
@@ -67,6 +69,8 @@ Expected brute_force(const core::AttentionArguments& p, const core::Sequence& s,
         expected.is_partial = true;
       }
     }
+    const bool is_between = first_q < end_q && j >= s.band.begin(first_q) && j < s.band.end(end_q - 1);
+    expected.is_partial = expected.is_partial || (is_between && !is_in_a_band);
   }
   for (int64_t past = end_kv - first_kv; past < 128; ++past) expected.seen[past / 32] |= 1u << (past % 32);
   return expected;
@@ -119,9 +123,12 @@ void expect_classes(const std::string& fields, bool has_map) {
 }
 
 TEST(EmulatedMaskMap, ClassesOfTiles) {
-  for (const char* mask : kMasks) {
-    expect_classes(mask, false);
-    expect_classes(mask, true);
+  for (const std::string mask : kMasks) {
+    for (const char* dims :
+         {"", " head_dim_qk=96 head_dim_v=96", " head_dim_qk=256 head_dim_v=256"}) {  // tiles of keys
+      expect_classes(mask + dims, false);
+      expect_classes(mask + dims, true);
+    }
   }
 }
 

@@ -53,7 +53,7 @@ TEST(EmulatedQuickDecode, Causal) {
   expect_decoded(c, {.num_splits = 1}, cuda::decode_recipe, 1);
 }
 
-// NaN in keys between those of two queries, which no query sees.
+// NaN in keys between those of two queries, which no query sees: decode tests each key of such steps.
 TEST(EmulatedQuickDecode, BandsWithHoles) {
   for (const char* mask : {"causal_top_left=1 window_left=3 seqlen_q=8 seqlen_kv=90",
                            "causal_top_left=1 chunk=64 seqlen_q=4 seqlen_kv=66"}) {

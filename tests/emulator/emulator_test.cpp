@@ -283,7 +283,7 @@ TEST(Emulator, ACopyOverWhatIsNotFencedIsAnError) {
   }
 }
 
-// Boxes of 128 bytes a row, of elements of every size: what lies outside of the tensor becomes zero, and is left alone.
+// Boxes of 128 bytes a row, of elements of every size. Loads fill what lies outside of the tensor with zeros.
 TEST(Emulator, CopiesMoveElementsOfAnySize) {
   for (const int64_t bytes : {1, 2, 4}) {
     const int64_t columns = 128 / bytes * 3 / 2, rows = 5;  // one box and half of another

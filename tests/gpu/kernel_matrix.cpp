@@ -45,6 +45,7 @@ AttentionArguments problem(const Row& row) {
   AttentionArguments p = tests::gpu_arguments({.head_dim_qk = dims.qk, .head_dim_v = dims.v}, kDTypes[row.dtype_idx]);
   p.features = set.features;
   if (!row.is_aligned) tests::set_alignment(p, 2);
+  p.is_contiguous = !p.features.has(Feature::causal_top_left);
   p.batch_invariant = set.batch_invariant;
   p.bias_dtype = set.bias_dtype == DType::none ? p.dtype() : set.bias_dtype;
   if (p.features.has(Feature::score_mod)) p.score_mod = "return score - arrays.f32(0)[h] * fabsf(q - k);";

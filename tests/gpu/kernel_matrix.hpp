@@ -48,6 +48,7 @@ inline const FeatureSet kFeatureSets[] = {
     {"draft mask", Feature::draft_mask},
     {"mask_mod", Feature::mask_mod},
     {"pages", Feature::paged_kv},
+    {"bands with holes", Feature::causal_top_left | Feature::chunk},
     {"usual together", Feature::softcap | Feature::bias | Feature::dropout},
     {"batch invariant", {}, DType::none, true},
     {"batch invariant softcap", Feature::softcap, DType::none, true},

@@ -171,8 +171,8 @@ TEST(ForwardSm80Config, FeaturesAreCompiledOnlyWhereTheyAreUsed) {
 
 // What is read at run time changes nothing: the same kernel for any batch, length, mask that is an interval, layout.
 TEST(ForwardSm80Config, KnowsNoBatchAndNoLengths) {
-  const core::Features at_run_time = Feature::window | Feature::chunk | Feature::keep_first | Feature::prefix |
-                                     Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv |
+  const core::Features at_run_time = Feature::window | Feature::causal_top_left | Feature::chunk | Feature::keep_first |
+                                     Feature::prefix | Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv |
                                      Feature::packed_q | Feature::packed_kv | Feature::sink | Feature::lse;
   for (const int64_t head_dim : {64, 128}) {
     AttentionArguments p = problem(DType::bf16, head_dim, head_dim);
@@ -184,9 +184,7 @@ TEST(ForwardSm80Config, KnowsNoBatchAndNoLengths) {
     p.seqlen_q = p.total_q = 1;
     p.seqlen_kv = p.total_kv = 100000;
     EXPECT_EQ(config(p), expected);
-    p.features = Feature::causal_top_left;
-    EXPECT_EQ(config(p), expected);
-    p.features = Feature::causal_top_left | Feature::chunk;  // whose bands may have holes
+    p.is_contiguous = false;
     EXPECT_EQ(config(p).score.mask, MaskLevel::bits);
   }
 }

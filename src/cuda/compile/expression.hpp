@@ -33,8 +33,7 @@ consteval int num_fields() {
 inline std::string written(bool value) { return value ? "true" : "false"; }
 inline std::string written(int32_t value) { return std::to_string(value); }
 inline std::string written(portable::Element value) {
-  constexpr const char* kNames[] = {"bf16", "f16", "f32", "e4m3", "e5m2", "i8", "i4"};
-  return core::message("tessella::portable::Element::", kNames[static_cast<int>(value)]);
+  return core::message("tessella::portable::Element::", name(value));
 }
 inline std::string written(portable::MaskLevel value) {
   return core::message("tessella::portable::MaskLevel::", value == portable::MaskLevel::bits ? "bits" : "band");

@@ -85,6 +85,7 @@ __device__ __forceinline__ uint32_t largest_magnitude(const AppendParams& p, con
 // Stores N elements of a cache in N * bits / 8 bytes, aligned to that size. at: index of the first one.
 template <Element Q, int N>
 __device__ __forceinline__ void store_quantized(void* into, int64_t at, const float (&values)[N], float divisor) {
+  static_assert(portable::is_of_caches(Q));
   constexpr int kBits = portable::bits_of(Q), kBytes = N * kBits / 8, kInWord = 32 / kBits;
   auto* bytes = static_cast<uint8_t*>(into) + at * kBits / 8;
   uint32_t words[(kBytes + 3) / 4] = {};

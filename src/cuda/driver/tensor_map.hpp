@@ -18,6 +18,6 @@ struct Box {
 
 // A map of a tensor for such boxes, swizzled as device/tile/tile.hpp says. Elements are whole bytes; addresses and
 // strides must be multiples of 16 bytes, strides below 2^40. Error(device) if the driver reports one.
-portable::TensorMap tensor_map(const core::Operand& operand, const TensorSizes& sizes, Box box);
+portable::TensorMap tensor_map(const core::Operand& operand, const TensorSizes& sizes, Box of_copy);
 
 }  // namespace tessella::cuda

@@ -12,7 +12,7 @@ using portable::ScoreConfig;
 
 ScoreConfig score_config(const core::AttentionShape& p) {
   const portable::Element q = core::element(p.dtype());
-  const bool has_bits = p.features.has_any(core::kElementMasks | Feature::mask_mod) || core::may_have_holes(p.features);
+  const bool has_bits = p.features.has_any(core::kElementMasks | Feature::mask_mod) || !p.is_contiguous;
   return {
       .elements = {.q = q, .kv = core::element(p.operands[Name::k].dtype), .p = q},
       .mask = has_bits ? MaskLevel::bits : MaskLevel::band,

@@ -56,6 +56,7 @@ struct BlockDecode {
   static constexpr int kElementBytes = portable::size_bytes(E);
   // Strides of k and v count elements of q's type, or bytes if the cache has fewer bits.
   static constexpr bool kIsWidened = portable::is_quantized(kCache);
+  static_assert(kIsWidened ? portable::is_of_caches(kCache) : kCache == E);
   static constexpr int kStrideBytes = kIsWidened ? 1 : kElementBytes, kStrideElements = kCache == Element::i4 ? 2 : 1;
   using TileK = Tile<portable::kDecodeTile, C.head_dim_qk / kStrideElements, kStrideBytes>;
   using TileV = Tile<portable::kDecodeTile, (C.v_in_k ? C.head_dim_qk : C.head_dim_v) / kStrideElements, kStrideBytes>;

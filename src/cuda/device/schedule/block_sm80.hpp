@@ -36,7 +36,8 @@ struct BlockSm80 : WarpTiles<C> {
     const char* k;                 // the head's rows, as head_of_keys() has them
     const char* v;                 // the same, from the slice's first column on
     const uint8_t* tile_map;       // classes of the key tiles
-    int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, beside those of keep_first
+    int32_t seen_begin, seen_end;  // keys that some query of the sequence sees, with a tile map some of the block;
+                                   // beside those of keep_first
     KeyTiles tiles;                // of the block's rows
     KeyTiles warp_tiles[C.num_warps];
   };
@@ -114,7 +115,9 @@ struct BlockSm80 : WarpTiles<C> {
     const KeyTiles tiles = key_tiles<C.tile_kv>(of(0), of(1), p.keep_first);
     KeyTiles warp_tiles = key_tiles<C.tile_kv>(of(2), of(3), p.keep_first);
     if (warp_first > last) warp_tiles = {0, 0, 0, 0, 0};
-    const int32_t seen_begin = of(4).begin, seen_end = of(5).end;
+    // With a tile map of the block's rows: a key outside of their range may be one that no query of the sequence sees.
+    constexpr int kFirst = C.score.mask == MaskLevel::bits ? 0 : 4;
+    const int32_t seen_begin = of(kFirst).begin, seen_end = of(kFirst + 1).end;
     const uint8_t* tile_map = nullptr;
     if constexpr (C.score.mask == MaskLevel::bits) {
       tile_map = tile_classes(p, work.batch_idx, work.head_idx, work.tile_idx);
@@ -201,7 +204,8 @@ struct BlockSm80 : WarpTiles<C> {
     load_rows<TileK, C.tile_kv>(s_k(), key_rows(k, p.k, work, sequence), tile * C.tile_kv, p.head_dim_qk, 0, len_kv,
                                 [&](int key) { return key < len_kv; });
   }
-  // Writes zeros for keys that no query of the sequence sees: their memory may hold NaN, and 0 * NaN is NaN.
+  // Writes zeros for keys outside of seen_begin and seen_end, which no query sees: their memory may hold NaN, and 0 *
+  // NaN is NaN.
   __device__ __forceinline__ void load_v(const KeySource& from, int32_t tile) const {
     const int32_t begin = from.seen_begin, end = from.seen_end;
     const HeadRows<C.paged> rows = key_rows(from.v, p.v, query_tile.work, query_tile.sequence);

@@ -1,9 +1,11 @@
-// Passes over element masks, queued before a kernel. classify_tiles writes the tile map of the kernel (score/mask.hpp).
-// map_mask writes the map of the mask, from which classify_tiles makes the tile maps of many calls.
+// Passes over element masks, and bands that are not contiguous, queued before a kernel. classify_tiles writes the tile
+// map of the kernel (score/mask.hpp). map_mask writes the map of the mask, from which classify_tiles makes the tile
+// maps of many calls.
 //
 // A tile is hidden, partial or full by two bits of each of its keys: some query sees it, band included; element masks
-// hide it from no query to which the band shows it. Where the mask is read, the warps of a block share the rows of a
-// tile, and a lane has four keys. Where its map is read, one warp finds a tile, and a lane has a word of 32 keys.
+// hide it from no query to which the band shows it. It is partial too where a key between those of its queries is seen
+// by none, as in bands that are not contiguous. Where the mask is read, the warps of a block share the rows of a tile,
+// and a lane has four keys. Where its map is read, one warp finds a tile, and a lane has a word of 32 keys.
 #pragma once
 
 #include "cuda/device/ptx/shared.hpp"
@@ -214,8 +216,8 @@ __device__ __forceinline__ MapPosition map_position(const portable::ForwardParam
   return {map_idx, map_idx / heads, map_idx % heads, row_idx % p.tiles_q, tile_idx % p.kv_tiles};
 }
 
-// The tile at a position, which key tiles its rows see by the band, and the keys from the first that its first row sees
-// to the last that its last one does. rows: 0 if there are none.
+// The tile at a position and which key tiles its rows see by the band. rows: 0 if there are none. keys: of the tile,
+// from the first that its first row sees to the last that its last row sees.
 struct BandedMaskTile {
   MaskTile tile;
   KeyTiles seen;
@@ -231,7 +233,7 @@ __device__ __forceinline__ BandedMaskTile mask_tile(const portable::ForwardParam
   if (rows == 0) return banded;
   const KeyRange first = row_keys(s, first_q), last = row_keys(s, first_q + rows - 1);
   banded.seen = key_tiles<C.tile_kv>(first, last, p.keep_first);
-  banded.keys = {first.begin, last.end};
+  banded.keys = {first.begin, min(last.end, first_kv + banded.tile.keys)};
   banded.tile.is_in_band = __all_sync(kAllLanes, banded.seen.is_full(at.tile_kv_idx));
   return banded;
 }
@@ -239,7 +241,7 @@ __device__ __forceinline__ BandedMaskTile mask_tile(const portable::ForwardParam
 // Bits of those of the range among the 32 keys from `first` on.
 __device__ __forceinline__ uint32_t keys_between(const KeyRange& keys, int32_t first) {
   const int32_t begin = clamp(keys.begin - first, 0, 32), end = clamp(keys.end - first, 0, 32);
-  return begin >= end ? 0 : ~0u >> (32 - (end - begin)) << begin;
+  return begin >= end ? 0 : ptx::low_bits(static_cast<uint32_t>(end - begin)) << begin;
 }
 
 // A block for each tile of C.tile_q x C.tile_kv writes its class and p.seen_keys, if the band does not hide the tile.
@@ -256,7 +258,7 @@ __global__ void __launch_bounds__(portable::kClassifyWarps * 32)
   if (threadIdx.x >= 32) return;
   const bool is_word = threadIdx.x < portable::kSeenWords;
   const bool is_seen = __any_sync(kAllLanes, is_word && bits.seen != 0);
-  // Keys between those that the first row and the last one see, and no row does: a hole of the band.
+  // Keys between those of the first row and those of the last, which no row sees.
   const uint32_t holes = ~bits.seen & keys_between(keys, tile.first_kv + static_cast<int32_t>(threadIdx.x) * 32);
   const bool is_partial = __any_sync(kAllLanes, is_word && (bits.shown != ~0u || holes != 0));
   uint8_t* to = tile_classes(p, at.batch_idx, at.head_idx, at.tile_q_idx) + at.tile_kv_idx;

@@ -65,6 +65,7 @@ __device__ __forceinline__ void widen_to_floats(uint32_t word, uint32_t (&floats
 
 template <Element E, Element C, bool HasInstruction = ptx::kWidensFloat8>
 __device__ __forceinline__ void widen(uint32_t word, uint32_t (&pairs)[widened_words(E, C)]) {
+  static_assert(portable::is_of_caches(C) && !portable::is_quantized(E));
   constexpr bool kIsBf16 = E == Element::bf16;
   if constexpr (E == Element::f32) {
     widen_to_floats<C, HasInstruction>(word, pairs);
