@@ -89,6 +89,7 @@ def _names(schema: str) -> set[str]:
 
 
 # Arguments of attention_cached alone, which make a call its own -> what has no gradients then.
+_ONLY_CACHED = sorted(_names(SCHEMAS["attention_cached"]) - _names(SCHEMAS["attention"]))
 OF_CACHES = {
     "page_table": "keys in pages",
     "cache_batch_idx": "keys in slots of a cache",
@@ -101,6 +102,7 @@ OF_CACHES = {
     "scale_block": "scales",
     "kv_dtype": "quantised caches",
 }
+OF_CACHES |= {name: f"calls with {name}" for name in _ONLY_CACHED if name not in OF_CACHES}
 # Those of attention alone: of dropout and of gradients.
 NOT_OF_CACHES = tuple(sorted(_names(SCHEMAS["attention"]) - _names(SCHEMAS["attention_cached"])))
 
