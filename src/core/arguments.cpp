@@ -60,8 +60,8 @@ void derive_shape(AttentionArguments& a) {
 }
 
 void derive_mask_shape(AttentionArguments& a) {
-  // Windows and chunks count from key i + seqlen_kv - seqlen_q of query i, and causal_top_left from key i: it may end a
-  // query's keys before they begin, and none of those of the queries around it.
+  // Windows and chunks of query i stand at key i + seqlen_kv - seqlen_q, and causal_top_left ends at key i. A query
+  // whose window or chunk begins behind that end sees no key, while queries before and after it see some.
   a.is_contiguous = !a.features.has(Feature::causal_top_left) || (a.window_left < 0 && a.chunk == 0);
   a.window_keys = window_keys(a);
   a.rows_grow = rows_grow(a);

@@ -413,6 +413,27 @@ TEST(Masks, OneToComeIsAnError) {
   EXPECT_STREQ(tessella_last_error(), "forward: key_ranges is given, and no kernel has this mask yet");
 }
 
+// The ladder computes f32 and no f64.
+TEST(Costs, AreOfDtypesThatTheKernelComputes) {
+  SmallCall in_f32, in_f64;
+  std::vector<double> inputs(kBatch * kSeqlenKv * kHeadsQ * kDim), out(inputs.size());
+  in_f64.args.q = ts::view(inputs.data(), ts::f64, {kBatch, kSeqlenQ, kHeadsQ, kDim});
+  in_f64.args.k = in_f64.args.v = ts::view(inputs.data(), ts::f64, {kBatch, kSeqlenKv, kHeadsKv, kDim});
+  in_f64.args.out = ts::view(out.data(), ts::f64, {kBatch, kSeqlenQ, kHeadsQ, kDim});
+  const ts::detail::ForwardCall of_f32(in_f32.args, in_f32.options), of_f64(in_f64.args, in_f64.options);
+  int num_counted = 0;
+  for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {
+    tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
+    ASSERT_EQ(tessella_kernel_describe(idx, &info), TESSELLA_OK);
+    tessella_kernel_cost cost = TESSELLA_KERNEL_COST_INIT;
+    if (tessella_kernel_cost_of(idx, &of_f32.tagged, &cost) != TESSELLA_OK) continue;
+    ++num_counted;
+    EXPECT_EQ(tessella_kernel_cost_of(idx, &of_f64.tagged, &cost), TESSELLA_UNSUPPORTED) << info.name;
+    EXPECT_EQ(tessella_last_error(), std::string("kernel_cost_of: ") + info.name + " does not compute f64");
+  }
+  EXPECT_GT(num_counted, 0);
+}
+
 TEST(Operations, WithoutKernelsAreErrors) {
   SmallCall call;
   const ts::detail::ForwardCall c(call.args, call.options);

@@ -54,8 +54,8 @@ def copy_tree(to: Path) -> None:
 
 
 def broken(mutation: Mutation, tree: Path) -> tuple[Path, str]:
-    """The path of a mutation's file in the tree, and the text that breaks it. Raises SystemExit if its words are not
-    there once."""
+    """The path of a mutation's file in the tree, and its content with the mutation. Raises SystemExit if the words to
+    replace do not stand there exactly once."""
     files = list((tree / "src/cuda/device").rglob(mutation.file))
     if len(files) != 1:
         raise SystemExit(f"{mutation.name}: {len(files)} files are named {mutation.file}")
@@ -121,9 +121,9 @@ def main() -> int:
         passed = failed = 0
         for mutation in mutations:
             start = time.monotonic()
-            path, text = broken(mutation, tree)
+            path, content = broken(mutation, tree)
             held = path.read_text()
-            path.write_text(text)
+            path.write_text(content)
             try:
                 said = failure(build(tree, mutation.target), f"*.{mutation.test}", SECONDS)
             finally:

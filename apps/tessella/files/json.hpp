@@ -68,7 +68,7 @@ class Json {
 
   // In one line or, indented, with so many spaces a level. Bytes that are no UTF-8 are replaced.
   std::string dump(int indent = -1) const;
-  std::string ascii() const;  // in one line, other characters as \uXXXX
+  std::string ascii() const;  // in one line, other characters escaped by their number (RFC 8259, section 7)
 
  private:
   enum class Kind { null, boolean, integer, natural, number, string, list, object };
