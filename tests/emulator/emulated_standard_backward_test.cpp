@@ -42,6 +42,11 @@ TEST(EmulatedStandardBackward, QueriesThatSeeNoKeyMayHoldNaNBesideASink) {
   for (const std::string& feature : idle_rows_beside_a_sink()) expect_right(with_feature(kSizes, feature));
 }
 
+// Few rows of wide heads: sums of dQ, if somebody cleared some, would reach beyond the matrices.
+TEST(EmulatedStandardBackward, InAnyOrder) {
+  expect_right(with_feature(kSizes, "in_any_order=1 seqlen_q=9 seqlen_kv=6 head_dim_qk=256 head_dim_v=256"));
+}
+
 TEST(EmulatedStandardBackward, PartsOfIt) {
   for (const char* wanted : {"q", "k", "v", "a", "b", "s", "qk"}) {
     Case c = with_feature(kSizes, "alibi=h bias=hk sink=1 max_seqlen=700 gradients_f32=1");
