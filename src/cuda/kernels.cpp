@@ -10,6 +10,7 @@
 #include "cuda/backward_sm90/recipe.hpp"
 #include "cuda/copy_pages/recipe.hpp"
 #include "cuda/decode/recipe.hpp"
+#include "cuda/forward_f8_sm90/recipe.hpp"
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
 #include "cuda/ladder/recipe.hpp"
@@ -68,6 +69,18 @@ constexpr KernelRow kForwardSm90 = {
     .schedule_needed = mask_map_bytes,
     .recipe = forward_sm90_recipe,
     .cost = forward_sm90_cost};
+constexpr KernelRow kForwardF8Sm90 = {
+    .name = "cuda.forward_f8_sm90",
+    .summary = "FlashAttention-3 in 8 bits, P V summed in fp32 tile by tile",
+    .architectures = "sm_90a",
+    .unavailable = forward_sm90_unavailable,
+    .dtypes = dtype_bit(DType::f8e4m3fn),
+    .max_head_dim = 128,
+    .features = kForwardFeatures | core::kQuantizedFeatures | core::Feature::scales | core::Feature::schedule,
+    .out_dtypes = kFloats,
+    .schedule_needed = mask_map_bytes,
+    .recipe = forward_f8_sm90_recipe,
+    .cost = forward_f8_sm90_cost};
 constexpr KernelRow kForwardSm80 = {
     .name = "cuda.forward_sm80",
     .summary = "FlashAttention-2 by the matrix instructions of a warp, any GPU from Ampere on",
@@ -157,7 +170,7 @@ constexpr KernelRow kFlash1 = {.name = "cuda.flash_1",
 
 core::KernelTable cuda_kernels() {
   return core::once([] {
-    return std::array{kernel<kDecode>(),           kernel<kForwardSm90>(),      kernel<kForwardSm80>(),
+    return std::array{kernel<kDecode>(), kernel<kForwardF8Sm90>(),           kernel<kForwardSm90>(),      kernel<kForwardSm80>(),
                       kernel<kBackwardSm90>(),     kernel<kBackwardSm80>(),     kernel<kMerge>(),
                       kernel<kAppend>(),           kernel<kCopyPages>(),        kernel<kStandard>(),
                       kernel<kStandardBackward>(), kernel<kDecodeUnifiedMax>(), kernel<kFlash1>()};

@@ -14,6 +14,9 @@ namespace tessella::portable {
 // the tile map calls partial. Bands that are not contiguous have a tile map too: it says which keys no query sees.
 enum class MaskLevel : int32_t { band, bits };
 
+// Factors on k and v of 8 bits: none, one for all keys of a tile, or each key has its own.
+enum class KeyScales : int32_t { none, tile, key };
+
 struct ScoreConfig {
   Elements elements;
   MaskLevel mask = MaskLevel::band;

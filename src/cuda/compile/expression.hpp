@@ -38,6 +38,10 @@ inline std::string written(portable::Element value) {
 inline std::string written(portable::MaskLevel value) {
   return core::message("tessella::portable::MaskLevel::", value == portable::MaskLevel::bits ? "bits" : "band");
 }
+inline std::string written(portable::KeyScales value) {
+  constexpr const char* kNames[] = {"none", "tile", "key"};
+  return core::message("tessella::portable::KeyScales::", kNames[static_cast<int>(value)]);
+}
 // "{.tile_q = 128, .paged = false}"
 template <class Config>
 std::string written(const Config& config) {

@@ -22,6 +22,7 @@
 #pragma once
 
 #include "cuda/device/ptx/wgmma.hpp"
+#include "cuda/device/schedule/warpgroup_sm90.hpp"
 #include "cuda/device/score/scores_sm90.hpp"
 #include "cuda/device/tile/operand.hpp"
 #include "cuda/device/tile/output.hpp"
@@ -31,71 +32,30 @@ namespace tessella::device {
 
 // A warpgroup that multiplies.
 template <ForwardSm90Config C>
-struct WarpgroupSm90 {
+struct WarpgroupSm90 : WarpgroupBaseSm90<C, C.head_dim_v <= 128> {
   static_assert(portable::are_one(C.score.elements));
+  using Base = WarpgroupBaseSm90<C, C.head_dim_v <= 128>;
   using Block = BlockSm90<C>;
   using QueryTile = typename Block::QueryTile;
   using Scores = ScoresSm90<C>;
+  using Base::block, Base::p, Base::at, Base::q, Base::k, Base::v;
+  using Base::meet, Base::wait_for_turn, Base::give_turn, Base::release_slot, Base::release, Base::release_q;
+  using Base::negate_q, Base::skip;
   static constexpr portable::ForwardSm90Layout kLayout = Block::kLayout;
-  static constexpr int kWarpgroups = Block::kWarpgroups;
   static constexpr int kRowBytes = Block::kRowBytes;
   static constexpr int kBlocks = Scores::kBlocks, kBlocksV = C.head_dim_v / 8, kStepsQ = C.head_dim_qk / 16;
-  // A warpgroup begins its products when the one before it has begun its own, so that one multiplies while the others
-  // are at their softmax.
-  static constexpr bool kTakesTurns = C.head_dim_v <= 128;
   // Features and masks beside the warpgroup's own o += p v, where they leave registers for that.
   static constexpr bool kOverlaps = !C.score.bias && !C.score.dropout;
   // Queries in registers.
   static constexpr bool kHoldsQ = portable::holds_queries(C);
   // Rows of out are put together where the queries were, if the next ones go elsewhere, and left to the copy engine.
   static constexpr bool kKeepsQ = kLayout.q_slots > 1 && C.head_dim_v <= C.head_dim_qk;
-  static constexpr int kTurn = 1, kMeeting = 4;  // the first of the warpgroups' named barriers
-  static constexpr int kTurnThreads = 256;       // those who wait for a turn and those who give it
 
-  const Block& block;
-  const ForwardParams& p;
-  LaneSm90<C> at;
   Scores scores;
-  typename Block::QRing q;
-  typename Block::KRing k;
-  typename Block::VRing v;
   float o[1][kBlocksV][4];
   uint32_t queries[kHoldsQ ? kStepsQ : 1][4];
 
-  __device__ __forceinline__ explicit WarpgroupSm90(const Block& of)
-      : block(of),
-        p(of.p.forward),
-        at(of),
-        scores(of.p.forward),
-        q(of.q_barriers() + at.warpgroup * Block::QRing::kBytes),
-        k(of.k_barriers()),
-        v(of.v_barriers()) {}
-
-  // Returns when all warps of the warpgroup are here.
-  __device__ __forceinline__ void meet() const { ptx::named_wait(kMeeting + at.warpgroup, 128); }
-  __device__ __forceinline__ void wait_for_turn() const {
-    if (kTakesTurns) ptx::named_wait(kTurn + at.warpgroup, kTurnThreads);
-  }
-  __device__ __forceinline__ void give_turn() const {
-    const int next = kWarpgroups == 2 ? 1 - at.warpgroup : at.warpgroup < kWarpgroups - 1 ? at.warpgroup + 1 : 0;
-    if (kTakesTurns) ptx::named_arrive(kTurn + next, kTurnThreads);
-  }
-
-  template <class AnyRing>
-  __device__ __forceinline__ static void release_slot(const AnyRing& ring) {
-    __syncwarp();
-    if (ptx::elect()) ring.arrive_empty();
-  }
-  // A stage of k or v.
-  template <class AnyRing>
-  __device__ __forceinline__ static void release(AnyRing& ring) {
-    release_slot(ring);
-    ring.advance();
-  }
-  __device__ __forceinline__ void release_q() {
-    release_slot(q);
-    q.advance();
-  }
+  __device__ __forceinline__ explicit WarpgroupSm90(const Block& of) : Base(of), scores(of.p.forward) {}
 
   // Waits for the query tile's queries. A negative scale's sign is theirs from here on.
   __device__ __forceinline__ void take_q() {
@@ -111,17 +71,6 @@ struct WarpgroupSm90 {
       }
     }
   }
-  __device__ __forceinline__ void negate_q(uint32_t s_q) const {
-    constexpr uint32_t kSigns = 0x80008000;
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x % 128) * 16; i < Block::kQBytes; i += 128 * 16) {
-      const uint4 words = ptx::load_chunk(s_q + i);
-      ptx::store_chunk(s_q + i, {words.x ^ kSigns, words.y ^ kSigns, words.z ^ kSigns, words.w ^ kSigns});
-    }
-    ptx::fence_async();
-    meet();
-  }
-
   // s = q k^T
   __device__ __forceinline__ void begin_scores(float (&s)[kBlocks][4]) const {
     using Mma = ptx::WarpgroupMma<C.score.elements.q, C.tile_kv>;
@@ -185,20 +134,6 @@ struct WarpgroupSm90 {
     }
     ptx::fence_async();
     meet();
-  }
-
-  // Skips the stream's next key tiles.
-  __device__ __forceinline__ void skip(int32_t tiles) {
-    if (!QueryTile::kSkips) return;
-#pragma unroll 1
-    for (; tiles > 0; --tiles) {
-      wait_for_turn();
-      give_turn();
-      k.wait_full();
-      release(k);
-      v.wait_full();
-      release(v);
-    }
   }
 
   // All of a query tile's output but its last product: the last tile's probabilities are there. had_one: there was a
@@ -313,7 +248,7 @@ struct WarpgroupSm90 {
   }
 
   __device__ __forceinline__ void run() {
-    if (kTakesTurns && at.warpgroup == 0) ptx::named_arrive(kTurn, kTurnThreads);
+    Base::begin_turns();
     if (!at.find_query_tile()) return;
     const float scale_log2 = scores.score(at).scale_log2();
     bool had_one = false;
@@ -345,37 +280,7 @@ struct WarpgroupSm90 {
 
 template <ForwardSm90Config C>
 __global__ void __launch_bounds__(BlockSm90<C>::kThreads, 1) forward_sm90(const __grid_constant__ ForwardSm90Params p) {
-  using Block = BlockSm90<C>;
-  const Block block(p, ptx::dynamic_shared());
-  if (threadIdx.x == 0) {
-    ptx::prefetch(p.q);
-    ptx::prefetch(p.k);
-    ptx::prefetch(p.v);
-    ptx::prefetch(p.out);
-    block.init_barriers();
-  }
-  __syncthreads();
-  if (threadIdx.x < 128) {
-    ptx::give_registers<Block::kLoadRegisters>();
-    const bool loads = Block::kLoadsByWarp || threadIdx.x % 32 == 0;
-    const int warp = static_cast<int>(threadIdx.x / 32);
-    // In this order the assembler lets threads leave that are done, and does not have them wait for those that load.
-    if (warp == 0) {
-      block.find_query_tiles();
-    } else if (warp == 1) {
-      block.write_zero_rows();
-    } else if (loads) {
-      if (warp == 2) {
-        block.load_q_and_k();
-      } else {
-        block.load_v();
-      }
-    }
-  } else {
-    ptx::take_registers<Block::kMultiplyRegisters>();
-    WarpgroupSm90<C> warpgroup(block);
-    warpgroup.run();
-  }
+  run_block<C, WarpgroupSm90<C>>(p);
 }
 
 }  // namespace tessella::device

@@ -15,6 +15,9 @@ __device__ __forceinline__ uint32_t low_bits(uint32_t count) {
   asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(bits) : "r"(count));
   return bits;
 }
+// a b and a + b, rounded up and down.
+__device__ __forceinline__ float multiply_up(float a, float b) { return __fmul_ru(a, b); }
+__device__ __forceinline__ float add_down(float a, float b) { return __fadd_rd(a, b); }
 // log2(x), absolute error below 2^-22.
 __device__ __forceinline__ float log2(float x) {
   float y;
@@ -65,6 +68,18 @@ __device__ __forceinline__ uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) 
   uint32_t sum;
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
   return sum;
+}
+// Four floats rounded to nearest even in e4m3, the first in the lowest byte; what is beyond 448 becomes 448. sm_89 and
+// later.
+__device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d) {
+  uint32_t packed = 0;
+#if __CUDA_ARCH__ >= 890
+  asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}"
+      : "=r"(packed)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+#endif
+  return packed;
 }
 // Converts the two lower bytes, fp8 e4m3, to a pair of f16, exactly.
 #if __CUDA_ARCH__ >= 890

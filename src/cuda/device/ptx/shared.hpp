@@ -64,6 +64,12 @@ __device__ __forceinline__ uint32_t load_word(uint32_t address) {
   return word;
 }
 
+__device__ __forceinline__ uint32_t load_byte(uint32_t address) {
+  uint32_t byte;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(byte) : "r"(address) : "memory");
+  return byte;
+}
+
 __device__ __forceinline__ uint4 load_chunk(uint32_t address) {
   uint4 chunk;
   asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"

@@ -6,6 +6,8 @@
 #include "cuda/device/schedule/query_tile_sm90.hpp"
 #include "cuda/device/tile/ring.hpp"
 #include "cuda/device/tile/rows.hpp"
+#include "cuda/device/tile/scales.hpp"
+#include "cuda/device/tile/transposed_v.hpp"
 #include "cuda/device/tile/zero_rows.hpp"
 
 namespace tessella::device {
@@ -21,15 +23,20 @@ struct BlockSm90 {
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   // A launch gives all threads the same number, a multiple of 8; what loading warps give up multiplying ones take.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kLoadRegisters = kWarpgroups == 3 ? 32 : 40;
-  static constexpr int kMultiplyRegisters = kWarpgroups == 3 ? 160 : 232;
+  static constexpr bool kIs8Bit = portable::bits_of(C.score.elements.q) == 8;  // products of two tiles beside out
+  static constexpr int kLoadRegisters = kWarpgroups == 3 ? 32 : kIs8Bit ? 24 : 40;
+  static constexpr int kMultiplyRegisters = kWarpgroups == 3 ? 160 : kIs8Bit ? 240 : 232;
   static_assert(kLoadRegisters + kWarpgroups * kMultiplyRegisters <= (1 + kWarpgroups) * kLaunchRegisters);
   static constexpr portable::ForwardSm90Layout kLayout = portable::forward_sm90_layout(C);
   static_assert(sizeof(QueryTile) <= kLayout.query_tile_bytes);
-  static constexpr int kRowBytes = 128;                          // of a panel of 64 columns
+  static constexpr int kRowBytes = 128;                          // of a panel of columns
+  static constexpr int kPanelColumns = portable::box_columns(C.score.elements.q);
   static constexpr int kQBytes = kLayout.q_bytes / kWarpgroups;  // of a warpgroup's queries
   static constexpr bool kHasMap = QueryTile::kHasMap;
-  static constexpr bool kLoadsByWarp = kHasMap || C.paged;  // else by a thread
+  // By a warp, of which a lane copies a box of a page or a key's factor; or by a warp of which one thread copies, and
+  // else by one thread.
+  static constexpr bool kLanesLoad = C.paged || C.scales == portable::KeyScales::key;
+  static constexpr bool kLoadsByWarp = kHasMap || kLanesLoad;
 
   // A slot's fills: the query tile is written; kBounds, the bounds of its rows are; kLoaded, its last k is under way.
   static constexpr int kWritten = 0, kBounds = 1, kLoaded = 2;
@@ -75,6 +82,13 @@ struct BlockSm90 {
   }
   __device__ uint32_t s_seen_keys(const VRing& v) const {
     return s_q + kLayout.summaries_at + kLayout.k_stages * portable::kSummaryBytes + v.offset(portable::kSummaryBytes);
+  }
+  // With scales: the factors of the keys in the stage of k, and of those in the stage of v.
+  __device__ uint32_t s_scales_of_k(const KRing& k) const {
+    return s_q + kLayout.scales_at + k.offset(kLayout.scale_bytes);
+  }
+  __device__ uint32_t s_scales_of_v(const VRing& v) const {
+    return s_q + kLayout.scales_at + kLayout.k_stages * kLayout.scale_bytes + v.offset(kLayout.scale_bytes);
   }
 
   __device__ __forceinline__ void init_barriers() const {
@@ -161,8 +175,8 @@ struct BlockSm90 {
   __device__ __forceinline__ static void copy_tile(uint32_t to, const portable::TensorMap& map, uint32_t barrier,
                                                    int32_t rows, int32_t first, int32_t head, int32_t batch) {
 #pragma unroll
-    for (int column = 0; column < Columns; column += 64) {
-      ptx::copy_box(to + column / 64 * rows * kRowBytes, map, barrier, column, first, head, batch);
+    for (int column = 0; column < Columns; column += kPanelColumns) {
+      ptx::copy_box(to + column / kPanelColumns * rows * kRowBytes, map, barrier, column, first, head, batch);
     }
   }
 
@@ -180,7 +194,7 @@ struct BlockSm90 {
       VisitedTiles<kHasMap> visited;
 #pragma unroll 1
       for (int32_t tile = -1; (tile = visited.next(of.tiles, of.map, tile + 1)) < of.tiles.end;) {
-        if (C.paged || is_loader()) load(of, tile, visited.is_partial(tile));
+        if (kLanesLoad || is_loader()) load(of, tile, visited.is_partial(tile));
       }
       if (kLoadsByWarp) __syncwarp();  // all have read the query tile
       if (!is_loader()) continue;
@@ -188,14 +202,29 @@ struct BlockSm90 {
       query_tiles.arrive_empty();
     }
   }
+  // Factors of the tile's keys, those of `scale`, to s_scales.
+  __device__ __forceinline__ void store_scales(const portable::OperandParams& scale, const QueryTile& of, int32_t tile,
+                                               uint32_t s_scales) const {
+    if constexpr (C.scales == portable::KeyScales::none) return;
+    constexpr int kKeys = C.scales == portable::KeyScales::key ? C.tile_kv : 1;
+    const int32_t first_key = of.first_key(tile);
+#pragma unroll 1
+    for (int i = kKeys == 1 ? 0 : static_cast<int>(threadIdx.x % 32); i < kKeys; i += 32) {
+      const int32_t key = min(first_key + i, of.sequence.len_kv - 1);
+      ptx::store_word(s_scales + i * 4, __float_as_uint(key_scale(p.forward, p.scale_block, scale, of.work.batch_idx, of.batch_kv, of.head_kv, of.sequence.row_kv + key)));
+    }
+    if (kKeys > 1) __syncwarp();
+  }
   // The next tile of k or v, `bytes`, into its ring: to `stage`, and with a tile map its 16 bytes of masks to s_masks.
   template <int Columns, class AnyRing>
   __device__ __forceinline__ void load_keys(AnyRing& ring, uint32_t stage, int32_t bytes,
                                             const portable::TensorMap& map, const QueryTile& of, int32_t tile,
-                                            uint32_t s_masks, const uint4& masks) const {
+                                            uint32_t s_masks, const uint4& masks,
+                                            const portable::OperandParams& scale, uint32_t s_scales) const {
     const int32_t first_key = of.first_key(tile);
     ring.wait_empty();
     if (kHasMap && is_loader()) ptx::store_chunk(s_masks, {masks.x, masks.y, masks.z, masks.w});
+    store_scales(scale, of, tile, s_scales);
     if constexpr (C.paged) {
       // Each lane copies a box. Behind the last key it copies that key's box again: bits must not depend on old pages.
       if (is_loader()) ring.arrive_full_expecting(bytes);
@@ -206,11 +235,26 @@ struct BlockSm90 {
         const PagedRow from = paged_row(p.forward, of.work.batch_idx, min(first_key + row, last));
         copy_tile<Columns>(stage + row * kRowBytes, map, ring.full(), C.tile_kv, from.row, of.head_kv, from.page);
       }
-    } else {
+    } else if (!kLanesLoad || is_loader()) {
       ring.arrive_full_expecting(bytes);
       copy_tile<Columns>(stage, map, ring.full(), C.tile_kv, of.sequence.row_kv + first_key, of.head_kv, of.batch_kv);
     }
     ring.advance();
+  }
+
+  // A tile of v whose keys are contiguous, likewise.
+  __device__ __forceinline__ void load_transposed(VRing& v, const QueryTile& of, int32_t tile,
+                                                  const uint4& masks) const {
+    static_assert(!portable::is_transposed_v(C) || C.tile_kv == kPanelColumns);
+    v.wait_empty();
+    if (kHasMap && is_loader()) ptx::store_chunk(s_seen_keys(v), {masks.x, masks.y, masks.z, masks.w});
+    store_scales(p.v_scale, of, tile, s_scales_of_v(v));
+    if (!kLanesLoad || is_loader()) {
+      v.arrive_full_expecting(kLayout.v_bytes);
+      ptx::copy_box(s_v(v), p.v, v.full(), transposed_at(p.forward, of.work.batch_idx, of.sequence) + of.first_key(tile),
+                    0, of.head_kv, 0);
+    }
+    v.advance();
   }
 
   // Around the query tile's groups of 64 rows.
@@ -234,13 +278,14 @@ struct BlockSm90 {
 #pragma unroll 1
         for (int32_t row = 0; row < C.tile_q; row += kRows) {
 #pragma unroll
-          for (int column = 0; column < C.head_dim_qk; column += 64) {
+          for (int column = 0; column < C.head_dim_qk; column += kPanelColumns) {
             ptx::prefetch_box(p.q, column, row_q + row, of.work.head_idx, batch_q);
           }
         }
       }
       const uint4 summary = {kHasMap ? Summary::of(of, tile, is_partial).word : 0, 0, 0, 0};
-      load_keys<C.head_dim_qk>(k, s_k(k), kLayout.k_bytes, p.k, of, tile, s_summary(k), summary);
+      load_keys<C.head_dim_qk>(k, s_k(k), kLayout.k_bytes, p.k, of, tile, s_summary(k), summary, p.k_scale,
+                               s_scales_of_k(k));
       if (tile != of.first_tile || !is_loader()) return;
 #pragma unroll 1
       for (int warpgroup = 0; warpgroup < kWarpgroups; ++warpgroup) {
@@ -265,7 +310,12 @@ struct BlockSm90 {
       if (kHasMap && (is_partial || !of.tiles.is_full(tile))) {
         seen = *reinterpret_cast<const uint4*>(seen_keys(p.forward, of.map + tile));
       }
-      load_keys<C.head_dim_v>(v, s_v(v), kLayout.v_bytes, p.v, of, tile, s_seen_keys(v), seen);
+      if constexpr (portable::is_transposed_v(C)) {
+        load_transposed(v, of, tile, seen);
+      } else {
+        load_keys<C.head_dim_v>(v, s_v(v), kLayout.v_bytes, p.v, of, tile, s_seen_keys(v), seen, p.v_scale,
+                                s_scales_of_v(v));
+      }
     };
     for_each_tile(load, [](const QueryTiles&) {});
   }

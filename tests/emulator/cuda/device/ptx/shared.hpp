@@ -8,6 +8,7 @@ namespace tessella::device::ptx {
 inline char* dynamic_shared() { return emulator::dynamic_shared(); }
 inline uint32_t shared_address(const void* pointer) { return emulator::shared_address(pointer); }
 inline uint32_t load_word(uint32_t address) { return emulator::load<uint32_t>(address); }
+inline uint32_t load_byte(uint32_t address) { return emulator::load<uint8_t>(address); }
 inline uint2 load_words(uint32_t address) { return emulator::load<uint2>(address); }
 inline uint4 load_chunk(uint32_t address) { return emulator::load<uint4>(address); }
 inline void store_chunk(uint32_t address, const uint32_t (&words)[4]) { emulator::store(address, words); }

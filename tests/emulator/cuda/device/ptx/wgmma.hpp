@@ -40,20 +40,23 @@ class Described {
       throw std::invalid_argument("a matrix descriptor that the emulator does not know");
     }
   }
-  // Rows and sums contiguous: element (row, k).
-  uint16_t row_major(int row, int k) const { return load(row / 8, row % 8, k); }
-  // Columns contiguous: element (k, column).
+  // Rows and sums contiguous: element (row, k), of type T.
+  template <class T>
+  T row_major(int row, int k) const {
+    return emulator::load<T>(address(row / 8, row % 8, k * static_cast<int>(sizeof(T))));
+  }
+  // Columns contiguous: element (k, column), of 16 bits.
   uint16_t column_major(int k, int column) const {
-    return load(k / 8, k % 8, column % 64, static_cast<uint32_t>(column / 64) * leading_);
+    return emulator::load<uint16_t>(address(k / 8, k % 8, column % 64 * 2, static_cast<uint32_t>(column / 64) * leading_));
   }
   // What the product reads, `size` rows or columns, as chunks: each lane of a warp answers for every 32nd.
   void add_rows(std::vector<uint32_t>& chunks, int size) const {
-    for (int i = lane(); i < size * 2; i += 32) chunks.push_back(address(i / 16, i / 2 % 8, i % 2 * 8));
+    for (int i = lane(); i < size * 2; i += 32) chunks.push_back(address(i / 16, i / 2 % 8, i % 2 * 16));
   }
   void add_columns(std::vector<uint32_t>& chunks, int size) const {
     for (int i = lane(); i < size * 2; i += 32) {
       const int k = i % 16, column = i / 16 * 8;
-      chunks.push_back(address(k / 8, k % 8, column % 64, static_cast<uint32_t>(column / 64) * leading_));
+      chunks.push_back(address(k / 8, k % 8, column % 64 * 2, static_cast<uint32_t>(column / 64) * leading_));
     }
   }
 
@@ -62,37 +65,58 @@ class Described {
     return static_cast<uint32_t>(description >> from & 0x3FFF) << 4;
   }
   static int lane() { return static_cast<int>(threadIdx.x % 32); }
-  uint32_t address(int eight_rows, int row, int element, uint32_t panel = 0) const {
-    const auto inside = static_cast<uint32_t>(row * 128 + element * 2);
+  uint32_t address(int eight_rows, int row, int byte, uint32_t panel = 0) const {
+    const auto inside = static_cast<uint32_t>(row * 128 + byte);
     return emulator::swizzled(first_ + panel + static_cast<uint32_t>(eight_rows) * stride_ + inside);
-  }
-  uint16_t load(int eight_rows, int row, int element, uint32_t panel = 0) const {
-    return emulator::load<uint16_t>(address(eight_rows, row, element, panel));
   }
 
   uint32_t first_, leading_, stride_;
 };
 
+// What a product takes of an element: its bits, how many of them it sums over, and their values.
 template <Element E>
-float to_float(uint16_t bits) {
-  return E == Element::bf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : f16_to_float(bits);
-}
+struct OfElement {
+  using Bits = uint16_t;
+  static constexpr int kSummed = 16;
+  static float value(Bits bits) {
+    return E == Element::bf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : f16_to_float(bits);
+  }
+};
+template <>
+struct OfElement<Element::e4m3> {
+  using Bits = uint8_t;
+  static constexpr int kSummed = 32;
+  static float value(Bits bits) { return portable::to_float(portable::Float8E4M3{bits}); }
+};
 
 enum class Contiguous { summed, columns };
 
 template <Element E, int N>
 struct WarpgroupMma {
+  using Of = OfElement<E>;
+  using Bits = typename Of::Bits;
+  static constexpr int kSummed = Of::kSummed;
+
   template <class A, class B>
   static void multiply(float (&d)[N / 8][4], const A& a, const B& b, bool adds) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     for (int j = 0; j < N / 8; ++j) {
       for (int i = 0; i < 4; ++i) {
         double sum = adds ? static_cast<double>(d[j][i]) : 0;
-        for (int k = 0; k < 16; ++k) {
+        for (int k = 0; k < kSummed; ++k) {
           sum += static_cast<double>(a(i / 2, k)) * static_cast<double>(b(k, j * 8 + lane % 4 * 2 + i % 2));
         }
         d[j][i] = static_cast<float>(sum);
       }
+    }
+  }
+
+  template <Contiguous B>
+  static float right(const Described& b, int k, int n) {
+    if constexpr (B == Contiguous::columns) {
+      return Of::value(b.column_major(k, n));
+    } else {
+      return Of::value(b.row_major<Bits>(n, k));
     }
   }
 
@@ -108,21 +132,21 @@ struct WarpgroupMma {
       b.add_rows(chunks, N);
     }
     const auto piece = [&d, a, b, adds, row] {
-      float left[2][16];
+      float left[2][kSummed];
       for (int r = 0; r < 2; ++r) {
-        for (int k = 0; k < 16; ++k) left[r][k] = to_float<E>(a.row_major(row + r * 8, k));
+        for (int k = 0; k < kSummed; ++k) left[r][k] = Of::value(a.row_major<Bits>(row + r * 8, k));
       }
       multiply(
           d, [&](int r, int k) { return left[r][k]; },
           [&](int k, int n) {
-            return to_float<E>(B == Contiguous::columns ? b.column_major(k, n) : b.row_major(n, k));
+            return right<B>(b, k, n);
           },
           adds);
     };
     emulator::begin(emulator::Work::products, piece, std::move(chunks));
   }
   // a: lives until the product is waited for, as d does.
-  template <Contiguous B>
+  template <Contiguous B = Contiguous::summed>
   static void with_registers(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b_description, bool adds) {
     const Described b(b_description);
     std::vector<uint32_t> chunks;
@@ -133,11 +157,13 @@ struct WarpgroupMma {
     }
     const emulator::Given* given = emulator::exchange({{a[0], a[1], a[2], a[3]}});
     const unsigned first = threadIdx.x % 32 / 4 * 4;
-    std::array<std::array<float, 16>, 2> left;
+    // A word holds consecutive columns, four lanes those of half of the product, two words of a lane both halves.
+    constexpr unsigned kOfWord = 4 / sizeof(Bits), kHalf = kSummed / 2;
+    std::array<std::array<float, kSummed>, 2> left;
     for (unsigned r = 0; r < 2; ++r) {
-      for (unsigned k = 0; k < 16; ++k) {
-        const uint32_t word = given[first + k % 8 / 2].words[k / 8 * 2 + r];
-        left[r][k] = to_float<E>(static_cast<uint16_t>(k % 2 == 0 ? word : word >> 16));
+      for (unsigned k = 0; k < kSummed; ++k) {
+        const uint32_t word = given[first + k % kHalf / kOfWord].words[k / kHalf * 2 + r];
+        left[r][k] = Of::value(static_cast<Bits>(word >> k % kOfWord * sizeof(Bits) * 8));
       }
     }
     const auto piece = [&d, &a, b, left, adds, own = std::to_array(a)] {
@@ -146,7 +172,7 @@ struct WarpgroupMma {
       multiply(
           d, [&](int r, int k) { return left[static_cast<size_t>(r)][static_cast<size_t>(k)]; },
           [&](int k, int n) {
-            return to_float<E>(B == Contiguous::columns ? b.column_major(k, n) : b.row_major(n, k));
+            return right<B>(b, k, n);
           },
           adds);
     };

@@ -1,0 +1,169 @@
+// From a tile's products of q and k of 8 bits to probabilities of 8 bits, by a warpgroup of forward_f8_sm90.
+//
+// The rule for P: a row's maximum so far, in exponents of 2, becomes 448, the largest number of e4m3, and probabilities
+// are rounded to nearest even. It is found in every tile before the exponentials, and rounded up, so that no
+// probability is beyond 448, however scores jump. What is below 2^-18.8 of the largest becomes 0. Sums, and so lse, are
+// of probabilities before rounding. A row's result depends on that row alone.
+#pragma once
+
+#include "cuda/device/score/scores_sm90.hpp"
+
+namespace tessella::device {
+
+template <ForwardSm90Config C>
+struct ScoresF8Sm90 : ScoresSm90<C> {
+  using Base = ScoresSm90<C>;
+  using Lane = typename Base::Lane;
+  using Tile = typename Base::Tile;
+  using Score = typename Base::Score;
+  using Base::p, Base::walk;
+  static constexpr int kBlocks = Base::kBlocks;
+  static constexpr bool kHasKeyScales = C.scales == portable::KeyScales::key;
+  static constexpr float kTop = 8.807354922f;  // log2(448)
+
+  uint32_t probabilities[kBlocks / 4][4];  // of a tile, as left operands of o += p v
+  float max[2], sum[2];                    // of the rows; max in exponents of 2
+  float offset[2];                         // added to exponents
+  float scale_q[2];                        // factors on the rows of q
+  float scale_log2[2];                     // from the tile's products, or finished scores, to exponents
+
+  __device__ __forceinline__ explicit ScoresF8Sm90(const ForwardParams& params) : Base(params) {}
+
+  __device__ __forceinline__ void begin(const Lane& at) {
+    Base::begin(at);
+    const auto& of = at.current();
+    const portable::ForwardSm90Params& params = at.block.p;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      max[r] = -kInfinity;
+      sum[r] = 0;
+      const int32_t row = of.sequence.row_q + min(of.queries.first + at.row(r), of.sequence.len_q - 1);
+      scale_q[r] = row_scale(params.q_scale, params.scale_block, of.work.batch_idx, row, of.work.head_idx);
+    }
+  }
+
+  // Factors, features and masks. s_scales: of the tile's keys.
+  __device__ __forceinline__ void finish_scores(const Lane& at, Tile& s, int32_t tile, uint32_t s_scales) {
+    const float log2 = this->score(at).scale_log2();
+    float by[2] = {scale_q[0], scale_q[1]};
+    if constexpr (kHasKeyScales) {
+      multiply_columns(s, s_scales, at.lane);
+    } else {
+      const float of_tile = __uint_as_float(ptx::load_word(s_scales));
+      by[0] *= of_tile;
+      by[1] *= of_tile;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) scale_log2[r] = log2 * by[r];
+    // Factors that are not positive, or too small beside a hidden score, are multiplied before.
+    const bool are_plain = Score::kIsPlain && fminf(scale_log2[0], scale_log2[1]) >= 0x1p-100f;
+    if (!__all_sync(kAllLanes, are_plain)) {
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[0][j][i] *= by[i / 2];
+      }
+      scale_log2[0] = scale_log2[1] = log2;
+    }
+    if constexpr (!Score::kIsPlain) Base::template modify<false>(at, s[0], tile);
+    Base::hide(at, s[0], tile);
+    ptx::keep_in_place(s[0]);
+  }
+
+  // Raises the maxima to those of a tile's scores. factor: from what was summed before to the new maxima.
+  __device__ __forceinline__ void take_maxima(Tile& s, float (&factor)[2]) {
+    // lane_max() returns -inf for a lane of negative scores. That is right if the row's maximum is not negative.
+    float own[1][2] = {{lane_max(s[0], 0), lane_max(s[0], 1)}};
+    const bool serve = fmaxf(own[0][0], max[0]) >= 0 && fmaxf(own[0][1], max[1]) >= 0;
+    if (!__all_sync(kAllLanes, serve)) find_max(s, own);
+    bool is_large = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float top = fmaxf(max[r], row_max(ptx::multiply_up(own[0][r], scale_log2[r])));
+      factor[r] = top == max[r] ? 1.0f : ptx::exp2(max[r] - top);
+      max[r] = top;
+      offset[r] = top == -kInfinity ? 0.0f : ptx::add_down(kTop, -top);
+      is_large = is_large || (top > -kInfinity && fabsf(top) > kLargeMax);
+    }
+    if (__any_sync(kAllLanes, is_large)) subtract_maxima(s, own[0]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sum[r] *= factor[r];
+  }
+
+  // Scores of blocks [from, until) become probabilities before rounding, and sums take them.
+  template <int From, int Until>
+  __device__ __forceinline__ void exponentiate(const Lane& at, Tile& s, int32_t tile) {
+    float part[2][2] = {{0, 0}, {0, 0}};
+#pragma unroll
+    for (int j = From; j < Until; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& of = s[0][j][i];
+        of = ptx::exp2(__fmaf_rn(of, scale_log2[i / 2], offset[i / 2]));
+        part[i / 2][i % 2] += of;
+      }
+      if constexpr (C.score.dropout) {
+        if (j % 2 != 0) {
+          float(&pair)[2][4] = *reinterpret_cast<float(*)[2][4]>(&s[0][j - 1]);
+          Base::drop(at, pair, tile, j - 1);
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sum[r] += part[r][0] + part[r][1];
+  }
+
+  // Rounds the probabilities of blocks [from, until). With factors of keys they are multiplied by those of v before,
+  // divided by the largest of the tile: s_scales.
+  template <int From, int Until>
+  __device__ __forceinline__ void round(const Tile& s) {
+#pragma unroll
+    for (int c = From / 4; c < Until / 4; ++c) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* first = &s[0][c * 4 + i / 2 * 2][i % 2 * 2];
+        const float* second = &s[0][c * 4 + i / 2 * 2 + 1][i % 2 * 2];
+        probabilities[c][i] = ptx::pack_e4m3(first[0], first[1], second[0], second[1]);
+      }
+    }
+  }
+
+  // With factors of keys: the largest of v's in a tile, by which all are divided before they multiply probabilities.
+  __device__ __forceinline__ static float largest_of_columns(uint32_t s_scales, int lane) {
+    float largest = 0;
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+      const uint2 pair = ptx::load_words(s_scales + (j * 8 + lane % 4 * 2) * 4);
+      largest = fmaxf(largest, fmaxf(fabsf(__uint_as_float(pair.x)), fabsf(__uint_as_float(pair.y))));
+    }
+    return row_max(largest);
+  }
+  // s *= by * the factors of the columns.
+  __device__ __forceinline__ static void multiply_columns(Tile& s, uint32_t s_scales, int lane, float by = 1) {
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+      const uint2 pair = ptx::load_words(s_scales + (j * 8 + lane % 4 * 2) * 4);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[0][j][i] *= __uint_as_float(i % 2 == 0 ? pair.x : pair.y) * by;
+      if (j % 2 == 1) ptx::keep_loads_in_place();
+    }
+  }
+
+ private:
+  // Exponents of large scores would lose their last bits: the tile's maxima are subtracted first. own: this lane's.
+  __device__ __forceinline__ void subtract_maxima(Tile& s, const float (&own)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float of_tile = row_max(own[r]);
+      if (!(of_tile > -kInfinity)) continue;
+      offset[r] = kTop + fminf(__fmul_rn(of_tile, scale_log2[r]) - max[r], 0.0f);
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) s[0][j][r * 2 + c] -= of_tile;
+      }
+    }
+  }
+};
+
+}  // namespace tessella::device

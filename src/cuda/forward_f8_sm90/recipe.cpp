@@ -1,0 +1,182 @@
+#include "cuda/forward_f8_sm90/recipe.hpp"
+
+#include <algorithm>
+
+#include "core/message.hpp"
+#include "cuda/compile/user_source.hpp"
+#include "cuda/driver/tensor_map.hpp"
+#include "cuda/forward_f8_sm90/config.hpp"
+#include "cuda/launch/classify.hpp"
+#include "cuda/launch/forward_arguments.hpp"
+#include "cuda/launch/forward_cost.hpp"
+
+namespace tessella::cuda {
+namespace {
+
+using core::AttentionArguments;
+using core::AttentionShape;
+using core::Feature;
+using core::message;
+using core::Name;
+using portable::ForwardSm90Config;
+using portable::ForwardSm90Params;
+using portable::kKeyTile;
+
+// Keys of v as it is transposed, of all sequences (device/tile/transposed_v.hpp).
+int64_t transposed_keys(const AttentionShape& p) {
+  if (p.features.has(Feature::packed_kv)) return (p.total_kv / kKeyTile + p.batch) * kKeyTile;
+  return (p.seqlen_kv + kKeyTile - 1) / kKeyTile * kKeyTile * p.batch;
+}
+
+// Scratch: what a tile map takes, then v.
+struct Scratch {
+  int64_t v, bytes;
+
+  Scratch(const AttentionShape& p, const TileMap& map) {
+    v = (map.seen_bytes() + map.bytes() + 127) / 128 * 128;
+    bytes = v + p.heads_kv * p.head_dim_v * transposed_keys(p);
+  }
+};
+
+core::WorkspaceSize workspace_of(const AttentionShape& bounds, const ForwardSm90Config& config) {
+  return {.state_bytes = sizeof(uint32_t), .scratch_bytes = Scratch(bounds, largest_tile_map(bounds, config)).bytes};
+}
+
+std::string ineligible(const AttentionShape& p, const ForwardSm90Config& config, const DeviceInfo& device) {
+  constexpr int32_t kAlignment = 16;
+  if (p.alignment() < kAlignment || p.head_dim_qk % kAlignment != 0 || p.head_dim_v % kAlignment != 0) {
+    return message("the copy engine reads rows, heads and batches that start at multiples of ", kAlignment,
+                   " bytes; q, k and v are aligned to ", p.alignment(), " bytes, head dims are ", p.head_dim_qk,
+                   " and ", p.head_dim_v);
+  }
+  if (p.features.has(Feature::bias) && p.bias_dtype != core::DType::f32) {
+    return message("takes a bias of f32; this one is ", core::name(p.bias_dtype));
+  }
+  for (const Name name : {Name::out_scale, Name::amax}) {
+    if (p.operands[name].dtype != core::DType::none) return message("takes no ", core::name(name));
+  }
+  if (p.page_size % portable::kSwizzleRows != 0) {
+    return message("the copy engine reads pages of a multiple of ", portable::kSwizzleRows, " rows; these have ",
+                   p.page_size);
+  }
+  if (p.page_size != 0 && p.features.has(Feature::leftpad_kv)) {
+    return "leftpad_kv moves tiles of keys off the borders of pages";
+  }
+  if (const int64_t longest = std::max({p.seqlen_q, p.seqlen_kv}); longest > portable::kHopperLongest) {
+    return message("takes sequences of at most ", portable::kHopperLongest, " queries and keys; these have ", longest);
+  }
+  constexpr int64_t kMostKeys = int64_t{1} << 31;
+  if (transposed_keys(p) >= kMostKeys) {
+    return message("takes fewer than ", kMostKeys, " keys of all sequences; these have ", transposed_keys(p));
+  }
+  if (p.num_sms > 0 && p.num_sms < device.num_sms) {
+    return message("the step that transposes v leaves no multiprocessor free, and num_sms is ", p.num_sms, " of ",
+                   device.num_sms);
+  }
+  if (std::string reason = no_mask_map(p, config); !reason.empty()) return reason;
+  return too_large(p, config);
+}
+
+std::string description(const ForwardSm90Config& c) {
+  const portable::ForwardSm90Layout layout = portable::forward_sm90_layout(c);
+  return message("tiles ", c.tile_q, " x ", c.tile_kv, ", head dims as compiled ", c.head_dim_qk, " and ", c.head_dim_v,
+                 ", ", c.scales == portable::KeyScales::key ? "a factor a key" : "a factor a tile of keys", ", ",
+                 layout.q_slots, " slots of q, ", layout.k_stages, " stages of k and ", layout.v_stages, " of v, ",
+                 layout.bytes, " bytes of shared memory; v is transposed before");
+}
+
+ForwardSm90Params params_of(const AttentionArguments& p, const ForwardSm90Config& config, const TileMap& map,
+                            const core::Workspace& workspace, const Concurrency& at_once) {
+  ForwardSm90Params params = forward_sm90_params(p, config, map, workspace.state, workspace.scratch, at_once);
+  params.q_scale = operand(p.tensors[Name::q_scale]);
+  params.k_scale = operand(p.tensors[Name::k_scale]);
+  params.v_scale = operand(p.tensors[Name::v_scale]);
+  params.scale_block = portable::divisor(static_cast<int32_t>(std::min<int64_t>(p.scale_block, kMaxBlocks)));
+  return params;
+}
+
+core::Operand transposed_v(const AttentionArguments& p, const TileMap& map, const core::Workspace& workspace) {
+  const int64_t keys = transposed_keys(p);
+  return {.data = static_cast<std::byte*>(workspace.scratch) + Scratch(p, map).v,
+          .dtype = p.v().dtype,
+          .row_stride = keys,
+          .head_stride = p.head_dim_v * keys};
+}
+
+ForwardSm90Params params_with_maps(const AttentionArguments& p, const ForwardSm90Config& config, const TileMap& map,
+                                   const core::Workspace& workspace, const Concurrency& at_once) {
+  const auto [batch_q, rows_q] = p.axes_q();
+  const auto [batch_kv, rows_kv] = p.axes_kv();
+  ForwardSm90Params params = params_of(p, config, map, workspace, at_once);
+  const auto box = [&](int32_t rows) { return Box{portable::box_columns(config.score.elements.q), rows}; };
+  params.q = tensor_map(p.q(), {batch_q, rows_q, p.heads_q, p.head_dim_qk}, box(portable::kWarpgroupRows));
+  params.k = tensor_map(p.k(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_qk}, box(params.box_kv));
+  params.v = tensor_map(transposed_v(p, map, workspace), {1, p.head_dim_v, p.heads_kv, transposed_keys(p)},
+                        box(config.head_dim_v));
+  return params;
+}
+
+Step transpose_step(const ForwardSm90Config& config) {
+  const portable::TransposeVConfig of_v{.head_dim_v = config.head_dim_v, .paged = config.paged};
+  return {.program = transpose_v_program(of_v),
+          .threads = portable::kTransposeThreads,
+          .shared_bytes = kKeyTile * (config.head_dim_v + 16),
+          .launch = [config](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
+                             const core::Workspace& workspace) -> std::optional<Launch> {
+            const AttentionArguments& p = core::attention(call);
+            const TileMap map = tile_map(p, config);
+            const int64_t tiles = (p.seqlen_kv + kKeyTile - 1) / kKeyTile;
+            if (!has_rows(p, map) || tiles == 0) return std::nullopt;
+            const portable::TransposeVParams params{
+                .forward = params_of(p, config, map, workspace, at_once).forward,
+                .to = reinterpret_cast<uint8_t*>(transposed_v(p, map, workspace).data),
+                .keys = transposed_keys(p)};
+            return Launch{{static_cast<unsigned>(tiles), static_cast<unsigned>(p.heads_kv),
+                           static_cast<unsigned>(p.batch)},
+                          Parameters(params)};
+          }};
+}
+
+// Blocks stay on their multiprocessors, one on each.
+Step forward_step(const ForwardSm90Config& config, const std::string& user) {
+  return {.program = forward_f8_sm90_program(config, user),
+          .threads = static_cast<unsigned>(num_threads(config)),
+          .shared_bytes = portable::forward_sm90_layout(config).bytes,
+          .launch = [config](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
+                             const core::Workspace& workspace) -> std::optional<Launch> {
+            const AttentionArguments& arguments = core::attention(call);
+            const TileMap map = tile_map(arguments, config);
+            if (!has_rows(arguments, map)) return std::nullopt;
+            const int64_t blocks = std::min(forward_blocks(arguments, map), at_once.blocks);
+            return Launch{{static_cast<unsigned>(blocks), 1, 1},
+                          Parameters(params_with_maps(arguments, config, map, workspace, at_once))};
+          }};
+}
+
+}  // namespace
+
+Recipe forward_f8_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) {
+  const AttentionShape& bounds = core::attention(shape);
+  const auto config = forward_f8_sm90_config(bounds);
+  if (std::string reason = ineligible(bounds, config, device); !reason.empty()) return {.ineligible = reason};
+  const std::string user = user_source(bounds.score_mod, bounds.mask_mod);
+  Recipe recipe{.workspace = workspace_of(bounds, config), .description = description(config)};
+  add_mask_passes(recipe, bounds, config, user,
+                  [config](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,
+                           const Concurrency& at_once) {
+                    return params_of(arguments, config, map, workspace, at_once).forward;
+                  });
+  recipe.steps.push_back(transpose_step(config));
+  recipe.steps.push_back(forward_step(config, user));
+  return recipe;
+}
+
+core::Cost forward_f8_sm90_cost(const core::Arguments& call, const DeviceInfo&) {
+  const AttentionArguments& arguments = core::attention(call);
+  const auto config = forward_f8_sm90_config(arguments);
+  core::Cost cost = forward_cost(arguments, config);
+  cost.extra_bytes = static_cast<double>(workspace_of(arguments, config).scratch_bytes);
+  return cost;
+}
+
+}  // namespace tessella::cuda

@@ -1,0 +1,32 @@
+// The step that transposes v of 8 bits for Hopper's matrix unit (device/transpose_v.hpp): its parameters.
+#pragma once
+
+#include "portable/forward_params.hpp"
+
+namespace tessella::portable {
+
+inline constexpr int32_t kKeyTile = 128;  // keys that a block transposes, and of a tile of the kernel that reads them
+inline constexpr int32_t kTransposeThreads = 256;
+
+struct TransposeVConfig {
+  int32_t head_dim_v = 0;  // as compiled
+  bool paged = false;
+  bool operator==(const TransposeVConfig&) const = default;
+};
+
+template <class Visit>
+constexpr void fields(const TransposeVConfig& c, const Visit& visit) {
+  visit("head_dim_v", c.head_dim_v);
+  visit("paged", c.paged);
+}
+
+struct TransposeVParams {
+  ForwardParams forward;  // of which v, its tables and lengths count
+  uint8_t* to;            // (heads_kv, head_dim_v, keys)
+  int64_t keys;           // of all sequences, each filled up to a multiple of kKeyTile
+};
+
+// Which of 16 keys lies at a place (device/tile/transposed_v.hpp).
+constexpr int32_t key_at(int32_t place) { return place % 4 / 2 * 8 + place / 4 * 2 + place % 2; }
+
+}  // namespace tessella::portable
