@@ -86,8 +86,12 @@ class Normalizer {
     for (const auto& [label, operand] : {std::pair{"q", &p_.q()}, std::pair{"k", &p_.k()}, std::pair{"v", &p_.v()}}) {
       if (!core::is_float(operand->dtype) && !core::is_quantized(operand->dtype)) {
         invalid(message(function_, ": ", label, ".dtype is ", name(operand->dtype), ", expected ",
-                        operand == &p_.q() ? "f64, f32, bf16 or f16"
+                        operand == &p_.q() ? "f64, f32, bf16, f16, f8e4m3fn or f8e5m2"
                                            : message(name(p_.q().dtype), " = q.dtype, or f8e4m3fn, i8 or i4")));
+      }
+      if (core::is_float8(p_.q().dtype) && operand->dtype != p_.q().dtype) {
+        invalid(message(function_, ": ", label, ".dtype is ", name(operand->dtype), ", expected ", name(p_.q().dtype),
+                        " = q.dtype, as q is of 8 bits"));
       }
     }
     p_.batch = q.batch;
@@ -338,10 +342,15 @@ class Normalizer {
     scale("v_scale", args_.v_scale, p_.tensors[core::Name::v_scale], p_.axes_kv(), p_.heads_kv, packed_kv);
     scale("out_scale", args_.out_scale, p_.tensors[core::Name::out_scale], p_.axes_q(), p_.heads_q, packed_q);
     scale("amax", args_.amax, p_.tensors[core::Name::amax], p_.axes_q(), p_.heads_q, packed_q);
-    for (const auto& [name, tensor, of] : {std::tuple{"k", args_.k_scale, &p_.k()}, {"v", args_.v_scale, &p_.v()}}) {
+    for (const auto& [name, tensor, of] :
+         {std::tuple{"q", args_.q_scale, &p_.q()}, {"k", args_.k_scale, &p_.k()}, {"v", args_.v_scale, &p_.v()}}) {
       if (tensor == nullptr || core::is_quantized(of->dtype)) continue;
       invalid(message(function_, ": ", name, "_scale is given and ", name, ".dtype is ", core::name(of->dtype),
                       ", expected a dtype of 8 or 4 bits"));
+    }
+    if (args_.out_scale != nullptr && !core::is_float8(p_.out().dtype)) {
+      invalid(message(function_, ": out_scale is given and out.dtype is ", core::name(p_.out().dtype),
+                      ", expected f8e4m3fn or f8e5m2"));
     }
     if (args_.k_scale != nullptr || args_.v_scale != nullptr) p_.features |= Feature::kv_scales;
     if (args_.q_scale != nullptr || args_.out_scale != nullptr || args_.amax != nullptr) {

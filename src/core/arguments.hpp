@@ -115,6 +115,10 @@ struct AttentionArguments : AttentionShape {
     if (page_table) return t.row(page_table.at(batch_idx, row_idx / page_size), block(row_idx % page_size), head_idx);
     return t.row(cache_batch_idx ? cache_batch_idx.at(batch_idx) : batch_idx, block(row_idx), head_idx);
   }
+  // The same of q and out: q_scale, out_scale or amax.
+  std::byte* scale_of_q(const Operand& t, int64_t batch_idx, int64_t row_idx, int64_t head_idx) const {
+    return t.row(batch_idx, scale_block == 0 ? 0 : row_idx / scale_block, head_idx);
+  }
 };
 
 // The tables that have a number for each sequence, as tessella_forward_args names them. least: of its numbers, where

@@ -145,11 +145,21 @@ class Validator {
     } else {
       not_folded(Name::out, batch_q, rows_q, p_.heads_q, p_.head_dim_v);
       not_folded(Name::lse, batch_q, rows_q, p_.heads_q, 1);
+      amax_is_not_folded();
     }
     score_gradients(p_, [&](const char* name, const ScoreGradient& t, int64_t queries, int64_t keys) {
       validate_not_folded(function_, name, t, p_.batch, p_.heads_q, queries, keys);
     });
     validate_outputs(p_, function_, [](const FieldName&, const FieldName&) { return false; });
+  }
+
+  // Over an axis of stride 0 an entry covers all rows of the axis.
+  void amax_is_not_folded() const {
+    const Operand& amax = p_.tensors[Name::amax];
+    if (amax.dtype == DType::none) return;
+    const auto [batch, blocks] = p_.scale_axes(p_.axes_q(), p_.features.has(Feature::packed_q));
+    validate_not_folded(function_, name(Name::amax), amax, amax.batch_stride == 0 ? 1 : batch,
+                        amax.row_stride == 0 ? 1 : blocks, amax.head_stride == 0 ? 1 : p_.heads_q, 1);
   }
 
   const AttentionArguments& p_;

@@ -7,12 +7,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/amax.hpp"
 #include "core/cancel.hpp"
 #include "core/plan.hpp"
 #include "core/thread_limit.hpp"
 #include "reference/element.hpp"
-#include "reference/key_rows.hpp"
 #include "reference/rest.hpp"
+#include "reference/scaled_rows.hpp"
 #include "reference/score.hpp"
 #include "reference/threads.hpp"
 
@@ -30,25 +31,38 @@ Real dot(const Real* a, const Real* b, int64_t count) {
   return sum;
 }
 
-// probs_dtype: what P is rounded to before it meets v; none = not rounded. Throws core::Cancelled.
+// What P is rounded to before it meets v. Of fp8 the plain computation uses the whole range: the row's largest P
+// becomes e4m3's largest number, 448 (FlashAttention-3, arXiv 2407.08608, keeps P in e4m3 whatever q is).
+struct ProbsRounding {
+  DType dtype = DType::none;  // not rounded
+  template <typename Real>
+  Real operator()(Real prob, Real largest) const {
+    if (!core::is_float8(dtype)) return round_to(dtype, prob);
+    if (largest == 0) return 0;  // a sink has all
+    return round_to(DType::f8e4m3fn, prob / largest * portable::kLargestFloat8) * (largest / portable::kLargestFloat8);
+  }
+};
+
+// Throws core::Cancelled.
 template <typename Real>
-RowSoftmax<Real> row(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, DType probs_dtype,
-                     Real* scratch, Real* out) {
+RowSoftmax<Real> row(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i,
+                     const ProbsRounding& rounded, Real* scratch, Real* out) {
   Real* scores = scratch;
   Real* q = scores + s.len_kv;
   Real* kv = q + p.head_dim_qk;  // row j of k, then of v
   const int64_t kv_head = head / p.group();
-  load_row(p.q().row(s.batch_idx, s.row_q + i, head), p.dtype(), p.head_dim_qk, q);
+  load_q(p, s, i, head, q);
 
-  Real max = sink<Real>(p, head);
+  Real top = kHidden<Real>;
   for (int64_t j = 0; j < s.len_kv; ++j) {
     core::end_if_cancelled(p.cancel);
     scores[j] = kHidden<Real>;
     if (!core::visible(p, s, head, i, j)) continue;
     load_k(p, s, j, kv_head, kv);
     scores[j] = score(p, s, head, i, j, dot(q, kv, p.head_dim_qk));
-    max = std::max(max, scores[j]);
+    top = std::max(top, scores[j]);
   }
+  Real max = std::max(sink<Real>(p, head), top);
   // If no key is visible, -inf - -inf would be NaN; any finite maximum gives the correct sum, 0.
   if (max == kHidden<Real>) max = 0;
 
@@ -57,16 +71,29 @@ RowSoftmax<Real> row(const AttentionArguments& p, const Sequence& s, int64_t hea
   const RowSoftmax<Real> softmax{scores, max, sum, sum == 0 ? kHidden<Real> : max + std::log(sum)};
 
   const DropoutFactor dropout(p);
+  const Real largest = softmax.prob(top);
   std::fill(out, out + p.head_dim_v, Real{0});
   for (int64_t j = 0; j < s.len_kv; ++j) {
     core::end_if_cancelled(p.cancel);
     if (scores[j] == kHidden<Real>) continue;
     // Rounded before dropout scales it up, by as much as 65536, which is beyond f16.
-    const Real prob = round_to(probs_dtype, softmax.prob(scores[j])) * dropout.at<Real>(s, head, i, j);
+    const Real prob = rounded(softmax.prob(scores[j]), largest) * dropout.at<Real>(s, head, i, j);
     load_v(p, s, j, kv_head, kv);
     for (int64_t c = 0; c < p.head_dim_v; ++c) out[c] += prob * kv[c];
   }
   return softmax;
+}
+
+// amax and out of a query from its result, which it changes.
+void store_result(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, double* result) {
+  if (p.tensors[core::Name::amax].data != nullptr) {
+    for (int64_t c = 0; c < p.head_dim_v; ++c) {
+      core::raise_amax(p, s.batch_idx, s.row_q + i, head, static_cast<float>(result[c]));
+    }
+  }
+  const OutScale of = out_scale(p, s, i, head);
+  for (int64_t c = 0; c < p.head_dim_v; ++c) result[c] = within_out(p, of, result[c]);
+  store_row(p.out().row(s.batch_idx, s.row_q + i, head), p.out_dtype(), p.head_dim_v, result);
 }
 
 constexpr int64_t kRowsPerTask = 16;
@@ -79,11 +106,11 @@ int64_t row_scratch(const core::AttentionShape& p) {
 
 RowSoftmax<double> attention_row(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i,
                                  double* scratch, double* out) {
-  return row<double>(p, s, head, i, DType::none, scratch, out);
+  return row<double>(p, s, head, i, ProbsRounding{}, scratch, out);
 }
 
 float plain_row(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, float* scratch, float* out) {
-  return row<float>(p, s, head, i, p.dtype(), scratch, out).lse;
+  return row<float>(p, s, head, i, ProbsRounding{p.dtype()}, scratch, out).lse;
 }
 
 int num_threads(int requested) {
@@ -101,6 +128,7 @@ void attention_run(const core::Arguments& arguments, const core::Plan& plan, cor
   const AttentionArguments& p = core::attention(arguments);
   const int64_t blocks = (p.seqlen_q + kRowsPerTask - 1) / kRowsPerTask;
   const int64_t doubles = row_scratch(p) + p.head_dim_v;
+  core::clear_amax(p);
   for_each(p.batch * p.heads_q * blocks, plan.num_threads, p.cancel, [&](int64_t task, int worker) {
     const Sequence s = core::sequence(p, task / (p.heads_q * blocks));
     const int64_t head = task / blocks % p.heads_q;
@@ -109,7 +137,7 @@ void attention_run(const core::Arguments& arguments, const core::Plan& plan, cor
     double* out = static_cast<double*>(workspace.scratch) + worker * doubles;
     for (int64_t i = begin; i < std::min(end, s.len_q); ++i) {
       const double lse = attention_row(p, s, head, i, out + p.head_dim_v, out).lse;
-      store_row(p.out().row(s.batch_idx, s.row_q + i, head), p.out_dtype(), p.head_dim_v, out);
+      store_result(p, s, head, i, out);
       if (p.lse().data != nullptr) store_row(p.lse().row(s.batch_idx, s.row_q + i, head), p.lse().dtype, 1, &lse);
     }
     std::fill(out, out + p.head_dim_v, 0.0);

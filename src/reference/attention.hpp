@@ -30,7 +30,8 @@ RowSoftmax<double> attention_row(const core::AttentionArguments& arguments, cons
                                  int64_t head, int64_t i, double* scratch, double* out);
 
 // The same row by standard attention: S and softmax in fp32, P normalised and rounded to the dtype of the inputs, fp32
-// accumulation. The result is not yet rounded to the dtype of out. Returns the LSE.
+// accumulation. Beside fp8 inputs P is rounded to e4m3, of which the row's largest takes the largest number. The result
+// is not yet divided by out_scale and rounded to the dtype of out. Returns the LSE.
 float plain_row(const core::AttentionArguments& arguments, const core::Sequence& sequence, int64_t head, int64_t i,
                 float* scratch, float* out);
 

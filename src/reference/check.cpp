@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -10,11 +11,11 @@
 #include "core/sequence.hpp"
 #include "reference/attention.hpp"
 #include "reference/element.hpp"
-#include "reference/key_rows.hpp"
 #include "reference/merge.hpp"
 #include "reference/noise.hpp"
 #include "reference/rest.hpp"
 #include "reference/sampled_row.hpp"
+#include "reference/scaled_rows.hpp"
 #include "reference/score.hpp"
 
 namespace tessella::reference {
@@ -26,8 +27,8 @@ using core::Sequence;
 // tanh amplifies the rounding of its argument differently from kernel to kernel.
 double factor(const AttentionArguments& p) { return p.features.has(core::Feature::softcap) ? 3 : 2; }
 
-CheckReport report(const Comparison& out, const Comparison& lse, int64_t rows) {
-  const Comparison& worse = out.passed() && !lse.passed() ? lse : out;
+CheckReport report(const Comparison& out, const Comparison& lse, const Comparison& amax, int64_t rows) {
+  const Comparison& worse = !out.passed() ? out : !lse.passed() ? lse : !amax.passed() ? amax : out;
   return {.rows = rows,
           .max_error = worse.max_error(),
           .plain_error = worse.plain_error(),
@@ -36,7 +37,9 @@ CheckReport report(const Comparison& out, const Comparison& lse, int64_t rows) {
           .worst_index = worse.worst_index(),
           .worst_got = worse.worst_got(),
           .worst_expected = worse.worst_expected(),
-          .tensor = &worse == &lse ? "lse" : "out"};
+          .tensor = &worse == &lse    ? "lse"
+                    : &worse == &amax ? "amax"
+                                      : "out"};
 }
 
 // Finds elements that may be NaN although the reference is not (docs/numerics.md), from the inputs that are not finite.
@@ -63,7 +66,7 @@ class Nans {
     if (!splits_operands_) return false;
     std::vector<double> row(static_cast<size_t>(p_.head_dim_qk));
     const auto has_infinity = [&] { return std::ranges::any_of(row, [](double value) { return std::isinf(value); }); };
-    load_row(p_.q().row(s.batch_idx, s.row_q + i, head), p_.dtype(), p_.head_dim_qk, row.data());
+    load_q(p_, s, i, head, row.data());
     if (has_infinity()) return true;
     for (int64_t j = 0; j < s.len_kv; ++j) {
       if (!core::visible(p_, s, head, i, j)) continue;
@@ -97,11 +100,76 @@ class Nans {
   std::vector<std::vector<bool>> columns_;  // by KV head; empty: not found out yet
 };
 
+// amax from results: each entry's own.
+class Amax {
+ public:
+  explicit Amax(const AttentionArguments& p) : p_(p), amax_(p.tensors[core::Name::amax]) {}
+
+  // The results of a row. may_be_nan: so is one of them in out.
+  void row(const Sequence& s, int64_t head, int64_t i, const std::vector<double>& expected,
+           const std::vector<float>& plain, const std::vector<double>& noise, bool may_be_nan) {
+    if (amax_.data == nullptr) return;
+    const int64_t row_idx = s.row_q + i;
+    Entry& entry = entries_[p_.scale_of_q(amax_, s.batch_idx, row_idx, head)];
+    entry.index = {s.batch_idx, p_.scale_block == 0 ? 0 : row_idx / p_.scale_block, head, -2};
+    entry.may_be_nan = entry.may_be_nan || may_be_nan;
+    for (size_t c = 0; c < expected.size(); ++c) {
+      const double size = std::abs(expected[c]);
+      if (std::isnan(size) || size > entry.expected) entry.expected = size;
+      // Plain computation of doubles is the reference itself.
+      const double of_plain =
+          p_.dtype() == core::DType::f64 ? 0 : std::abs(static_cast<double>(plain[c]) - expected[c]);
+      if (std::isfinite(of_plain)) entry.plain_error = std::max(entry.plain_error, of_plain);
+      entry.noise = std::max(entry.noise, noise[c]);
+    }
+  }
+
+  // is_whole: row() has had all rows; else an entry may be larger than what it has had.
+  Comparison compare(double factor, bool is_whole) const {
+    Comparison comparison(factor);
+    if (is_whole) empty_entries(comparison);
+    for (const auto& [at, entry] : entries_) {
+      const double got = load<double>(at, amax_.dtype, 0);
+      if (std::isnan(got) && !std::isnan(entry.expected) && entry.may_be_nan) continue;
+      const double expected = !is_whole && got > entry.expected ? got : entry.expected;
+      comparison.add(entry.index, got, expected, expected + entry.plain_error, entry.noise + kUnit * expected);
+    }
+    return comparison;
+  }
+
+ private:
+  // Those that cover no row.
+  void empty_entries(Comparison& comparison) const {
+    if (amax_.data == nullptr) return;
+    const auto [batch, blocks] = p_.scale_axes(p_.axes_q(), p_.features.has(core::Feature::packed_q));
+    for (int64_t b = 0; b < batch; ++b) {
+      for (int64_t block = 0; block < blocks; ++block) {
+        for (int64_t head = 0; head < p_.heads_q; ++head) {
+          const std::byte* at = amax_.row(b, block, head);
+          if (entries_.contains(at)) continue;
+          comparison.add({b, block, head, -2}, load<double>(at, amax_.dtype, 0), 0, 0, 0);
+        }
+      }
+    }
+  }
+
+  static constexpr double kUnit = unit_roundoff(core::DType::f32);
+  struct Entry {
+    Index index{};
+    double expected = 0, plain_error = 0, noise = 0;
+    bool may_be_nan = false;
+  };
+  const AttentionArguments& p_;
+  const core::Operand& amax_;
+  std::map<const std::byte*, Entry> entries_;
+};
+
 class Checker {
  public:
   Checker(const AttentionArguments& p, core::DeviceType computed_on)
       : p_(p),
         nans_(p, computed_on),
+        amax_(p),
         out_(factor(p)),
         lse_(factor(p)),
         scratch_(static_cast<size_t>(row_scratch(p))),
@@ -116,6 +184,7 @@ class Checker {
     double plain_lse = kHidden<double>;
     std::fill(expected_.begin(), expected_.end(), 0.0);
     std::fill(plain_.begin(), plain_.end(), 0.0F);
+    noise_.result.assign(expected_.size(), 0);
     noise_.out.assign(expected_.size(), 0);
     if (i < s.len_q) {
       const RowSoftmax<double> softmax = attention_row(p_, s, head, i, scratch_.data(), expected_.data());
@@ -134,14 +203,24 @@ class Checker {
       return i < s.len_q && (nans_.reach_column(s, head / p_.group(), c) || row_may_be_nan());
     };
     const std::byte* out = p_.out().row(s.batch_idx, s.row_q + i, head);
+    const bool is_of_sequence = s.batch_idx < p_.batch;
+    const OutScale of = is_of_sequence ? out_scale(p_, s, i, head) : OutScale{};
+    const auto scale = static_cast<double>(of.scale);
+    bool any_is_nan = false;
     for (int64_t c = 0; c < p_.head_dim_v; ++c) {
       const auto at = static_cast<size_t>(c);
-      const double got = load<double>(out, p_.out_dtype(), c);
-      if (std::isnan(got) && !std::isnan(expected_[at]) && may_be_nan(c)) continue;
+      const double got = load<double>(out, p_.out_dtype(), c) * scale;
+      const double expected = within_out(p_, of, expected_[at]) * scale;
+      if (std::isnan(got) && !std::isnan(expected) && may_be_nan(c)) {
+        any_is_nan = true;
+        continue;
+      }
       // Plain computation of doubles is the reference itself.
-      const double plain = p_.dtype() == core::DType::f64 ? expected_[at] : round_to(p_.out_dtype(), plain_[at]);
-      out_.add({s.batch_idx, i, head, c}, got, expected_[at], plain, noise_.out[at]);
+      const double plain =
+          p_.dtype() == core::DType::f64 ? expected : round_to(p_.out_dtype(), within_out(p_, of, plain_[at])) * scale;
+      out_.add({s.batch_idx, i, head, c}, got, expected, plain, noise_.out[at]);
     }
+    if (is_of_sequence) amax_.row(s, head, i, expected_, plain_, noise_.result, any_is_nan);
     ++rows_;
     if (p_.lse().data == nullptr) return;
     const double got = load<double>(p_.lse().row(s.batch_idx, s.row_q + i, head), p_.lse().dtype, 0);
@@ -149,11 +228,15 @@ class Checker {
     lse_.add({s.batch_idx, i, head, -1}, got, lse, p_.dtype() == core::DType::f64 ? lse : plain_lse, noise_.lse);
   }
 
-  CheckReport report() const { return reference::report(out_, lse_, rows_); }
+  // is_whole: row() has had all rows.
+  CheckReport report(bool is_whole) const {
+    return reference::report(out_, lse_, amax_.compare(factor(p_), is_whole), rows_);
+  }
 
  private:
   const AttentionArguments& p_;
   Nans nans_;
+  Amax amax_;
   Comparison out_;
   Comparison lse_;
   int64_t rows_ = 0;
@@ -192,7 +275,7 @@ CheckReport check_forward(const AttentionArguments& p, int64_t num_rows, uint64_
     }
     begin += s.slots_q * p.heads_q;
   }
-  return checker.report();
+  return checker.report(samples == total);
 }
 
 CheckReport check_merge(const core::MergeArguments& a, int64_t num_rows, uint64_t seed) {
@@ -228,7 +311,7 @@ CheckReport check_merge(const core::MergeArguments& a, int64_t num_rows, uint64_
                        load<double>(a.result.lse.row(batch_idx, row, head), a.result.lse.dtype, 0), lse, plain_lse,
                        noise.lse);
   }
-  return report(out_comparison, lse_comparison, samples);
+  return report(out_comparison, lse_comparison, Comparison(kFactor), samples);
 }
 
 }  // namespace tessella::reference

@@ -10,7 +10,7 @@
 namespace tessella::reference {
 
 // The report on the first tensor that fails or, if none does, on the first tensor. Indices of the LSE have dim -1;
-// those of d_bias are (batch, head, query, key).
+// those of d_bias are (batch, head, query, key), those of amax (batch, block, head, -2).
 struct CheckReport {
   int64_t rows = 0;
   double max_error = 0;
@@ -26,7 +26,8 @@ struct CheckReport {
 // The out of the arguments (and lse, where given) hold the results to check. num_rows of all (batch, row, head), spread
 // evenly and drawn by the seed; all of them where num_rows is 0 or no smaller than their number. computed_on: where;
 // the arguments may be copies on the host. A NaN is right too where what a query sees is not finite and
-// docs/numerics.md says that it may reach there.
+// docs/numerics.md says that it may reach there. An entry of amax is held to the rows that are checked: it may be
+// larger where others are.
 CheckReport check_forward(const core::AttentionArguments& arguments, int64_t num_rows, uint64_t seed,
                           core::DeviceType computed_on = core::DeviceType::cpu);
 

@@ -32,6 +32,8 @@ Real load(const std::byte* data, core::DType dtype, int64_t idx) {
     case core::DType::f32: return detail::read<float>(data, idx);
     case core::DType::bf16: return portable::to_float(detail::read<portable::BFloat16>(data, idx));
     case core::DType::f16: return portable::to_float(detail::read<portable::Float16>(data, idx));
+    case core::DType::f8e4m3fn: return portable::to_float(detail::read<portable::Float8E4M3>(data, idx));
+    case core::DType::f8e5m2: return portable::to_float(detail::read<portable::Float8E5M2>(data, idx));
     default: return 0;
   }
 }
@@ -55,6 +57,9 @@ void load_row(const std::byte* data, core::DType dtype, int64_t count, Real* row
     case core::DType::f8e4m3fn:
       for (int64_t c = 0; c < count; ++c) row[c] = portable::to_float(detail::read<portable::Float8E4M3>(data, c));
       break;
+    case core::DType::f8e5m2:
+      for (int64_t c = 0; c < count; ++c) row[c] = portable::to_float(detail::read<portable::Float8E5M2>(data, c));
+      break;
     case core::DType::i8:
       for (int64_t c = 0; c < count; ++c) row[c] = detail::read<int8_t>(data, c);
       break;
@@ -67,7 +72,7 @@ void load_row(const std::byte* data, core::DType dtype, int64_t count, Real* row
   }
 }
 
-// A double that goes to 16 bits is rounded to float on the way; the second rounding moves it by 2^-13 of a unit.
+// A double that goes to 16 or 8 bits is rounded to float on the way; the second rounding moves it by 2^-13 of a unit.
 template <typename Real>
 void store_row(std::byte* data, core::DType dtype, int64_t count, const Real* row) {
   for (int64_t c = 0; c < count; ++c) {
@@ -76,6 +81,8 @@ void store_row(std::byte* data, core::DType dtype, int64_t count, const Real* ro
       case core::DType::f32: detail::write(data, c, static_cast<float>(row[c])); break;
       case core::DType::bf16: detail::write(data, c, portable::to_bfloat16(static_cast<float>(row[c]))); break;
       case core::DType::f16: detail::write(data, c, portable::to_float16(static_cast<float>(row[c]))); break;
+      case core::DType::f8e4m3fn: detail::write(data, c, portable::to_float8(static_cast<float>(row[c]))); break;
+      case core::DType::f8e5m2: detail::write(data, c, portable::to_e5m2(static_cast<float>(row[c]))); break;
       default: break;
     }
   }
@@ -86,6 +93,8 @@ Real round_to(core::DType dtype, Real value) {
   switch (dtype) {
     case core::DType::bf16: return portable::to_float(portable::to_bfloat16(static_cast<float>(value)));
     case core::DType::f16: return portable::to_float(portable::to_float16(static_cast<float>(value)));
+    case core::DType::f8e4m3fn: return portable::to_float(portable::to_float8(static_cast<float>(value)));
+    case core::DType::f8e5m2: return portable::to_float(portable::to_e5m2(static_cast<float>(value)));
     case core::DType::f32: return static_cast<float>(value);
     default: return value;
   }
@@ -98,16 +107,20 @@ constexpr double unit_roundoff(core::DType dtype) {
     case core::DType::f32: return 0x1p-24;
     case core::DType::bf16: return 0x1p-9;
     case core::DType::f16: return 0x1p-12;
+    case core::DType::f8e4m3fn: return 0x1p-4;
+    case core::DType::f8e5m2: return 0x1p-3;
     default: return 0;
   }
 }
 
 // The absolute error of the smallest values. fp32 arithmetic may flush values below its normal range, 2^-126, and a sum
-// over keys, values and dropout's factor accumulates such errors. For f16 it is half the spacing of subnormals.
+// over keys, values and dropout's factor accumulates such errors. For f16 and fp8 it is half the spacing of subnormals.
 constexpr double underflow_unit(core::DType dtype) {
   switch (dtype) {
     case core::DType::f64: return 0x1p-1000;
     case core::DType::f16: return 0x1p-25;
+    case core::DType::f8e4m3fn: return 0x1p-10;
+    case core::DType::f8e5m2: return 0x1p-17;
     default: return 0x1p-100;
   }
 }

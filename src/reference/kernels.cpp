@@ -21,6 +21,7 @@ constexpr core::Features kFeatures = core::kCommonFeatures | core::Feature::slic
 
 constexpr uint32_t kFloats =
     core::dtype_bit(core::DType::f32) | core::dtype_bit(core::DType::bf16) | core::dtype_bit(core::DType::f16);
+constexpr uint32_t kFloat8s = core::dtype_bit(core::DType::f8e4m3fn) | core::dtype_bit(core::DType::f8e5m2);
 constexpr int64_t kAnyHeadDim = std::numeric_limits<int32_t>::max();
 
 constexpr core::Features kBackwardFeatures = (kFeatures | core::kGradientFeatures).without(core::kForwardOnlyFeatures);
@@ -50,10 +51,11 @@ core::KernelTable reference_kernels() {
     return std::array{
         core::Kernel{.name = "reference.attention",
                      .summary = "plain loops in float64, the oracle",
-                     .dtypes = kFloats | core::dtype_bit(core::DType::f64),
+                     .dtypes = kFloats | kFloat8s | core::dtype_bit(core::DType::f64),
                      .max_head_dim = kAnyHeadDim,
-                     .features = kFeatures | core::kQuantizedFeatures,
+                     .features = kFeatures | core::kQuantizedFeatures | core::Feature::scales,
                      .kv_dtypes = core::kCacheDTypes,
+                     .out_dtypes = core::kSameDType | kFloats | kFloat8s,
                      .serves_few = true,  // no row knows of another
                      .automatic = core::dtype_bit(core::DType::f64),
                      .workspace = attention_workspace,

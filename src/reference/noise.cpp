@@ -8,10 +8,18 @@
 // P_j by P_j (1 - P_j) e, and o by P_j (v_j - o) e: in a row that one key has to itself, by nothing. GPUs split fp32
 // operands into terms of which 22 bits remain (docs/numerics.md), an error beside those of the sums.
 //
-// These errors are independent, so their sum over keys is as large as sqrt(sum (P_j v_j)^2), not sum P_j |v_j|, which
-// would hide real defects in long rows; a rounding error has a standard deviation of u / sqrt(3), so the factor 2 makes
-// it some 3.5 of them. Then the output is rounded once. The weights are fitted: with smaller ones a handful of 100,000
-// random cases failed, small tensors whose plain computation was exact by luck.
+// Of fp8 q, k and v a kernel may take P in e4m3. The largest P of a row is then in (128, 448], so that the smallest
+// steps of e4m3, of which half is 2^-10, are up to 2^-17 of it. Hopper's matrix unit sums the products of 32 columns
+// and the sum so far with about 13 bits below the largest of them (DeepSeek-V3, arXiv 2412.19437, section 3.5.2), which
+// errs in s_j by 2^-13 of the largest term or partial sum, and the more steps there are by the root of their number.
+// Other kernels give fp8, or k and v of fewer bits than q, to a matrix unit of 16 bits: q, k and v times their scales
+// are then rounded to bf16, or to the dtype of q, once. Elements of one row and mantissa are all rounded to the same
+// side, so what that does is no root of squares: it is computed, and it is nothing where scales are powers of two.
+//
+// All other errors are independent, so their sum over keys is as large as sqrt(sum (P_j v_j)^2), not sum P_j |v_j|,
+// which would hide real defects in long rows; a rounding error has a standard deviation of u / sqrt(3), so the factor 2
+// makes it some 3.5 of them. Then the output is rounded once. The weights are fitted: with smaller ones a handful of
+// 100,000 random cases failed, small tensors whose plain computation was exact by luck.
 
 #include "reference/noise.hpp"
 
@@ -20,7 +28,7 @@
 #include <numeric>
 
 #include "reference/element.hpp"
-#include "reference/key_rows.hpp"
+#include "reference/scaled_rows.hpp"
 #include "reference/score.hpp"
 
 namespace tessella::reference {
@@ -31,6 +39,7 @@ using core::DType;
 using core::Sequence;
 
 double prob_unit(const AttentionArguments& p) {
+  if (core::is_float8(p.dtype())) return unit_roundoff(DType::f8e4m3fn);
   return p.dtype() == DType::f64 || p.dtype() == DType::f32 ? 0 : unit_roundoff(p.dtype());
 }
 
@@ -39,6 +48,9 @@ double rounded_size(const AttentionArguments& p, double score) {
   const bool is_exact = p.dtype() != DType::f64 && static_cast<double>(static_cast<float>(score)) == score;
   return is_exact ? 0 : std::abs(score);
 }
+
+// Half of e4m3's smallest step, where the largest P of a row is as small as kernels let it be: as a part of that P.
+constexpr double kLeastFloat8Prob = 0x1p-10 / 128;
 
 double unit(const AttentionArguments& p) {
   return p.dtype() == DType::f64 ? 6 * unit_roundoff(DType::f64) : unit_roundoff(DType::f32);
@@ -65,6 +77,17 @@ double out_of_tiny(int64_t count, const double* row) {
 
 bool is_subnormal(double value) { return std::abs(value) < 0x1p-126; }
 
+// What kernels may round q, k and v to before they multiply them; none: not at all.
+DType widened(const AttentionArguments& p) {
+  if (core::is_float8(p.dtype())) return DType::bf16;
+  const bool is_16_bit = p.dtype() == DType::bf16 || p.dtype() == DType::f16;
+  return is_16_bit && core::is_quantized(p.k().dtype) ? p.dtype() : DType::none;
+}
+
+// What a sum of 32 columns in Hopper's matrix unit for fp8 keeps of its largest term.
+constexpr double kFloat8SumUnit = 0x1p-13;
+constexpr int64_t kFloat8Columns = 32;
+
 // q.k and its error. Every partial sum is rounded, even if later terms cancel it. For d terms in random order the
 // squares of the partial sums add up to about d / 2 times the squares of the terms. Split operands lose bits of each
 // term: up to 2^-23 of it for each operand and 2^-22 for the product left out, seldom as much, so the weight is fitted.
@@ -78,17 +101,26 @@ Product product(const AttentionArguments& p, const double* q, const double* k) {
   double partials = 0;
   double terms = 0;
   double flushed = 0;
+  double largest = 0;
+  double of_q = 0, of_k = 0;  // what the product changes by if q, or k, is rounded
+  const DType rounded = widened(p);
   for (int64_t c = 0; c < p.head_dim_qk; ++c) {
     const double term = q[c] * k[c];
     if (is_subnormal(q[c]) || is_subnormal(k[c]) || is_subnormal(term)) flushed += std::abs(term);
     partial += term;
     partials += partial * partial;
     terms += term * term;
+    largest = std::max({largest, std::abs(term), std::abs(partial)});
+    if (rounded == DType::none) continue;
+    of_q += (round_to(rounded, q[c]) - q[c]) * k[c];
+    of_k += q[c] * (round_to(rounded, k[c]) - k[c]);
   }
   const double of_operands = p.dtype() == DType::f32 ? 4 * terms : 0;
   const double size = std::sqrt(std::max(partials, terms * static_cast<double>(p.head_dim_qk) / 2) + of_operands);
   const double lost = p.dtype() == DType::f64 ? 0 : flushed;
-  return {partial, unit(p) * size + lost};
+  const auto steps = static_cast<double>((p.head_dim_qk + kFloat8Columns - 1) / kFloat8Columns);
+  const double of_sum = core::is_float8(p.dtype()) ? kFloat8SumUnit * largest * std::sqrt(steps) : 0;
+  return {partial, unit(p) * size + lost + of_sum + std::abs(of_q) + std::abs(of_k)};
 }
 
 // Of a score. exponent: the argument of exp, which is rounded too.
@@ -111,6 +143,7 @@ struct Probs {
   std::vector<double> of;
   size_t top = 0;        // the largest
   double below_top = 0;  // the sum of the others: near 1 the difference to 1 has no bits left
+  double top_key = 0;    // the largest of a key
   double rest(size_t n) const { return n == top ? below_top : 1 - of[n]; }
 };
 
@@ -119,6 +152,7 @@ Probs probs_of(const Sequence& s, const RowSoftmax<double>& softmax, double sink
   const auto prob = [&](double score) { return score == kHidden<double> ? 0 : softmax.prob(score); };
   for (size_t n = 0; n + 1 < probs.of.size(); ++n) probs.of[n] = prob(softmax.scores[n]);
   probs.of.back() = prob(sink_score);
+  probs.top_key = s.len_kv == 0 ? 0 : *std::max_element(probs.of.begin(), std::prev(probs.of.end()));
   probs.top = static_cast<size_t>(std::ranges::max_element(probs.of) - probs.of.begin());
   const auto top = probs.of.begin() + static_cast<std::ptrdiff_t>(probs.top);
   probs.below_top = std::accumulate(top + 1, probs.of.end(), std::accumulate(probs.of.begin(), top, 0.0));
@@ -134,14 +168,17 @@ RowErrors row_errors(const AttentionArguments& p, const Sequence& s, int64_t hea
   const int64_t kv_head = head / p.group();
   const double sink_score = sink<double>(p, head);
   const Probs probs = probs_of(s, softmax, sink_score);
+  const double least_prob =
+      core::is_float8(p.dtype()) ? kLeastFloat8Prob * probs.top_key : underflow_unit(p.dtype()) / softmax.sum;
   const size_t at_sink = probs.of.size() - 1;
   std::vector<double> q(static_cast<size_t>(p.head_dim_qk)), k(q.size()), v(static_cast<size_t>(p.head_dim_v));
-  load_row(p.q().row(s.batch_idx, s.row_q + i, head), p.dtype(), p.head_dim_qk, q.data());
+  load_q(p, s, i, head, q.data());
   RowErrors errors{std::vector<double>(probs.of.size()), std::vector<double>(at_sink), std::vector<double>(v.size())};
 
   // The squared errors of out, summed over keys, of roundings and of scores. They are scaled by `up`, because dropout
   // may leave a row so small that double cannot hold the squares.
   std::vector<double> squares(v.size()), of_scores(v.size()), partial_out(v.size()), of_rest(v.size());
+  std::vector<double> of_rounded_v(v.size());
   std::vector<double> furthest(v.size());  // a value from out: a mean never leaves its values
   const double up = out_of_tiny(p.head_dim_v, out);
   double partial_sum = 0, of_partial_sums = 0, of_sum = 0, of_top = 0;
@@ -171,11 +208,13 @@ RowErrors row_errors(const AttentionArguments& p, const Sequence& s, int64_t hea
     of_partial_sums += sum_unit(p) * partial_sum;
     of_sum += square(prob * exp_error(p));
     if (n == probs.top) of_top = of_score;
-    const double of_rounding =
-        (prob_unit(p) + exp_error(p)) * (prob * factor) + underflow_unit(p.dtype()) * (factor / softmax.sum);
+    const double of_rounding = (prob_unit(p) + exp_error(p)) * (prob * factor) + least_prob * factor;
     for (size_t c = 0; c < v.size(); ++c) {
       partial_out[c] += prob * factor * v[c];
       squares[c] += square(of_rounding * v[c] * up) + square(sum_unit(p) * partial_out[c] * up);
+      if (const DType rounded = widened(p); rounded != DType::none) {
+        of_rounded_v[c] += prob * factor * (round_to(rounded, v[c]) - v[c]);
+      }
       const double apart = factor * v[c] - out[c];
       furthest[c] = std::max(furthest[c], std::abs(apart));
       if (n == probs.top) continue;
@@ -190,7 +229,8 @@ RowErrors row_errors(const AttentionArguments& p, const Sequence& s, int64_t hea
   const double gain = probs.below_top == 0 ? 0 : of_top / probs.below_top;
   for (size_t c = 0; c < v.size(); ++c) {
     of_scores[c] = std::min(of_scores[c] + square(gain * of_rest[c] * up), square(furthest[c] / 2 * up));
-    errors.out[c] = std::sqrt(squares[c] + of_scores[c] + of_sum * square(out[c] * up)) / up;
+    errors.out[c] =
+        std::sqrt(squares[c] + of_scores[c] + of_sum * square(out[c] * up)) / up + std::abs(of_rounded_v[c]);
   }
   return errors;
 }
@@ -198,9 +238,13 @@ RowErrors row_errors(const AttentionArguments& p, const Sequence& s, int64_t hea
 RowNoise row_noise(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i,
                    const RowSoftmax<double>& softmax, const double* out) {
   const RowErrors errors = row_errors(p, s, head, i, softmax, out);
-  RowNoise noise{std::vector<double>(errors.out.size())};
+  RowNoise noise{errors.out, errors.out};
+  const OutScale of = out_scale(p, s, i, head);
   for (size_t c = 0; c < noise.out.size(); ++c) {
-    noise.out[c] = 2 * errors.out[c] + unit_roundoff(p.out_dtype()) * std::abs(out[c]) + underflow_unit(p.out_dtype());
+    noise.result[c] = 2 * errors.out[c];
+    const double stored = std::abs(within_out(p, of, out[c]));
+    const double of_rounding = unit_roundoff(p.out_dtype()) * stored + underflow_unit(p.out_dtype());
+    noise.out[c] = noise.result[c] + of_rounding * std::abs(static_cast<double>(of.scale));
   }
   // The LSE errs as the scores do; it is rounded once more, and twice by kernels that turn it from base 2 to base e. It
   // is the sum of the largest score and of a logarithm, which cancel where a sink is far above.

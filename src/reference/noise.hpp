@@ -24,7 +24,8 @@ RowErrors row_errors(const core::AttentionArguments& arguments, const core::Sequ
                      const RowSoftmax<double>& softmax, const double* out);
 
 struct RowNoise {
-  std::vector<double> out;  // one per element of the row
+  std::vector<double> result;  // one per element of the row
+  std::vector<double> out;     // beside it, of its rounding
   double lse = 0;
 };
 

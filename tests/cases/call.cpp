@@ -216,6 +216,16 @@ void Call::make_view(View& view, int32_t dtype, int64_t batch, int64_t rows, int
   t.data = view.memory.data() + bytes_of(dtype, c_.shift);
 }
 
+namespace {
+constexpr double kFloat8Step = 1.0 / 16;  // numbers of fp8 beside scales have a standard deviation of its inverse
+}
+
+double Call::drawn(double mean, double spread, Random& random) const {
+  const double value = mean + spread * random.normal();
+  if (!c_.outliers) return value;
+  return random.chance(0.02) ? std::copysign(1e6, value) : random.chance(0.05) ? 0 : value;
+}
+
 void Call::make_operands(Random& random) {
   const int32_t dtype = dtype_of(c_.dtype);
   const bool one_buffer = c_.layout == "qkv" && c_.page_size == 0 && !c_.cache_batch_idx &&
@@ -246,18 +256,20 @@ void Call::make_operands(Random& random) {
       make_view(v_, kv_dtype, batch_kv, rows_kv, c_.heads_kv, c_.head_dim_v, has_gaps);
     }
   }
+  const bool is_float8 = c_.dtype.starts_with("f8");
   make_view(out_, c_.out_dtype.empty() ? dtype : dtype_of(c_.out_dtype), batch_q, total_q_, c_.heads_q, c_.head_dim_v);
   const auto fill = [&](const tessella_tensor& t, int64_t b, int64_t row, int64_t heads, int64_t dim, double spread,
                         double mean) {
     for (int64_t head = 0; head < heads; ++head) {
-      for (int64_t c = 0; c < dim; ++c) set(t, element(t, b, row, head) + c, mean + spread * random.normal());
+      for (int64_t c = 0; c < dim; ++c) set(t, element(t, b, row, head) + c, drawn(mean, spread, random));
     }
   };
+  const double step_q = is_float8 && !c_.q_scale.empty() ? kFloat8Step : 1;
   const double mean_q = std::sqrt(std::fabs(c_.mean) / std::sqrt(static_cast<double>(c_.head_dim_qk)));
   for (int64_t b = 0; b < c_.batch; ++b) {
     const int64_t queries = c_.seqlens_q ? lengths_.used_q[static_cast<size_t>(b)] : rows_q(b);
     for (int64_t i = 0; i < queries; ++i) {
-      fill(q_.tensor, b, first_q(b) + i, c_.heads_q, c_.head_dim_qk, c_.spread, mean_q);
+      fill(q_.tensor, b, first_q(b) + i, c_.heads_q, c_.head_dim_qk, c_.spread / step_q, mean_q / step_q);
     }
     if (!c_.kv_dtype.empty()) continue;
     for (int64_t slot = 0; slot < slots_kv(b); ++slot) {
@@ -268,6 +280,7 @@ void Call::make_operands(Random& random) {
     }
   }
   if (!c_.kv_dtype.empty()) make_keys(random);
+  make_scales_of_queries(random);
   args_.q = &q_.tensor;
   args_.k = &k_.tensor;
   args_.v = &v_.tensor;
@@ -307,65 +320,108 @@ void Call::for_each_key(F&& f) const {
 // Of 8 or 4 bits, times scales that make them about as large as those of other dtypes.
 void Call::make_keys(Random& random) {
   // Stored values of standard deviation 1 / step: those of i4 reach 7 at two of them, and a few are beyond.
-  const double step = c_.kv_dtype == "i8" ? 4.0 / 127 : c_.kv_dtype == "i4" ? 2.0 / 7 : 1.0 / 16;
+  const double step = c_.kv_dtype == "i8" ? 4.0 / 127 : c_.kv_dtype == "i4" ? 2.0 / 7 : kFloat8Step;
   const auto fill = [&](const tessella_tensor& t) {
     const int64_t dim = t.shape[t.ndim - 1];
     for_each_key([&](int64_t b, int64_t slot) {
       const auto [batch_idx, row] = row_kv(b, slot);
       for (int64_t head = 0; head < c_.heads_kv; ++head) {
-        for (int64_t c = 0; c < dim; ++c) set(t, element(t, batch_idx, row, head) + c, random.normal() / step);
+        for (int64_t c = 0; c < dim; ++c) set(t, element(t, batch_idx, row, head) + c, drawn(0, 1 / step, random));
       }
     });
   };
   fill(k_.tensor);
   if (!c_.v_in_k) fill(v_.tensor);
   if (c_.kv_scale.empty()) return;
-  make_scales(k_, k_scale_, step, random);
+  make_scales(k_, k_scale_, c_.kv_scale, step, random);
   args_.k_scale = &k_scale_.tensor;
-  if (!c_.v_in_k) make_scales(v_, v_scale_, step, random);
+  if (!c_.v_in_k) make_scales(v_, v_scale_, c_.kv_scale, step, random);
   args_.v_scale = c_.v_in_k ? &k_scale_.tensor : &v_scale_.tensor;
 }
 
-void Call::make_scales(View& rows, View& scales, double step, Random& random) {
-  const auto value = [&] { return step * (0.5 + random.uniform()); };
+// A tensor of factors, or of amax, over rows of q, k, v or out, with poison in it.
+void Call::make_scale_tensor(const View& rows, View& scales, const std::string& kind) {
+  const tessella_tensor& of = rows.tensor;
+  const int64_t heads = of.shape[of.ndim - 2];
   tessella_tensor& t = scales.tensor;
   t.dtype = TESSELLA_F32;
-  if (c_.kv_scale == "1" || c_.kv_scale == "h") {
+  if (kind == "1" || kind == "h") {
     t.ndim = 1;
-    t.shape[0] = c_.kv_scale == "1" ? 1 : c_.heads_kv;
-    t.strides[0] = 1;
+    t.shape[0] = kind == "1" ? 1 : heads;
+  } else if (kind == "sh") {
+    t.ndim = 3;
+    const int64_t shape[] = {of.ndim == 3 ? c_.batch : of.shape[0], 1, heads};
+    std::copy_n(shape, 3, t.shape);
   } else {
-    options_.scale_block = c_.kv_scale == "bh" ? 4 : 1;
-    t.ndim = rows.tensor.ndim - 1;
-    std::copy_n(rows.tensor.shape, t.ndim, t.shape);
+    options_.scale_block = kind != "bh" ? 1 : c_.scale_block == 0 ? 4 : c_.scale_block;
+    t.ndim = of.ndim - 1;
+    std::copy_n(of.shape, t.ndim, t.shape);
     int64_t& num_rows = t.shape[t.ndim - 2];
     num_rows = (num_rows + options_.scale_block - 1) / options_.scale_block;
-    for (int64_t axis = t.ndim - 1, stride = 1; axis >= 0; --axis) {
-      t.strides[axis] = stride;
-      stride *= t.shape[axis];
-    }
   }
-  if (c_.kv_scale == "ph") {  // behind the row that they are of, where the next one's 16 bytes begin
-    const int32_t dtype = rows.tensor.dtype;
-    const int64_t gap = rows.tensor.strides[t.ndim - 1] - (dtype == TESSELLA_I4 ? 32 : 16 / size_of(dtype));
-    t.data = static_cast<std::byte*>(rows.tensor.data) + bytes_of(dtype, gap);
+  for (int64_t axis = t.ndim - 1, stride = 1; axis >= 0; --axis) {
+    t.strides[axis] = stride;
+    stride *= t.shape[axis];
+  }
+  if (kind == "ph") {  // behind the row that they are of, where the next one's 16 bytes begin
+    const int64_t gap = of.strides[t.ndim - 1] - (of.dtype == TESSELLA_I4 ? 32 : 16 / size_of(of.dtype));
+    t.data = static_cast<std::byte*>(of.data) + bytes_of(of.dtype, gap);
     for (int axis = 0; axis < t.ndim; ++axis) {
-      t.strides[axis] = bytes_of(dtype, rows.tensor.strides[axis]) / static_cast<int64_t>(sizeof(float));
+      t.strides[axis] = bytes_of(of.dtype, of.strides[axis]) / static_cast<int64_t>(sizeof(float));
     }
-  } else {
-    scales.memory = Memory(static_cast<size_t>(extent(t)) * sizeof(float), placement());
-    std::memset(scales.memory.data(), kPoison, scales.memory.size());
-    t.data = scales.memory.data();
+    return;
   }
+  scales.memory = Memory(static_cast<size_t>(extent(t)) * sizeof(float), placement());
+  std::memset(scales.memory.data(), kPoison, scales.memory.size());
+  t.data = scales.memory.data();
+}
+
+void Call::make_scales(View& rows, View& scales, const std::string& kind, double step, Random& random) {
+  make_scale_tensor(rows, scales, kind);
+  const auto value = [&] { return step * (0.5 + random.uniform()); };
+  tessella_tensor& t = scales.tensor;
   if (t.ndim == 1) {
     for (int64_t at = 0; at < t.shape[0]; ++at) set(t, at, value());
     return;
   }
   for_each_key([&](int64_t b, int64_t slot) {
     const auto [batch_idx, row] = row_kv(b, slot);
-    const int64_t block = row / options_.scale_block;
-    for (int64_t head = 0; head < c_.heads_kv; ++head) set(t, scale_element(t, batch_idx, block, head), value());
+    for (int64_t head = 0; head < c_.heads_kv; ++head) {
+      if (kind == "sh") {
+        set(t, scale_element(t, c_.packed_kv ? b : batch_idx, 0, head), value());
+      } else {
+        set(t, scale_element(t, batch_idx, row / options_.scale_block, head), value());
+      }
+    }
   });
+}
+
+// Of q, of which the numbers are so many times larger; of out, where some results go beyond the largest number.
+void Call::make_scales_of_queries(Random& random) {
+  const auto make = [&](const View& rows, View& scales, const std::string& kind, auto value) {
+    make_scale_tensor(rows, scales, kind);
+    tessella_tensor& t = scales.tensor;
+    if (t.ndim == 1) {
+      for (int64_t at = 0; at < t.shape[0]; ++at) set(t, at, value());
+      return &t;
+    }
+    for (int64_t b = 0; b < c_.batch; ++b) {
+      for (int64_t i = 0; i < queries(b); ++i) {
+        const int64_t block = kind == "sh" ? 0 : (first_q(b) + i) / options_.scale_block;
+        for (int64_t head = 0; head < c_.heads_q; ++head) set(t, scale_element(t, b, block, head), value());
+      }
+    }
+    return &t;
+  };
+  if (!c_.q_scale.empty()) {
+    args_.q_scale = make(q_, q_scale_, c_.q_scale, [&] { return kFloat8Step * (0.5 + random.uniform()); });
+  }
+  if (!c_.out_scale.empty()) {
+    args_.out_scale = make(out_, out_scale_, c_.out_scale, [&] { return std::exp2(10 * random.uniform() - 9); });
+  }
+  if (c_.amax.empty()) return;
+  make_scale_tensor(out_, amax_, c_.amax);
+  args_.amax = &amax_.tensor;
 }
 
 void Call::make_options() {

@@ -71,7 +71,7 @@ class Call {
   std::string spoiled() const;
   // "" or what is wrong: `rows` rows (0 = all) against the reference, and nothing written outside of out and lse.
   std::string check(int64_t rows = 0) const;
-  // Every byte of out and lse.
+  // Every byte of out, lse and amax.
   std::vector<std::byte> results() const;
 
  private:
@@ -98,8 +98,11 @@ class Call {
 
   void make_lengths(Random& random);
   void make_operands(Random& random);
+  double drawn(double mean, double spread, Random& random) const;
   void make_keys(Random& random);
-  void make_scales(View& rows, View& scales, double step, Random& random);
+  void make_scales(View& rows, View& scales, const std::string& kind, double step, Random& random);
+  void make_scale_tensor(const View& rows, View& scales, const std::string& kind);
+  void make_scales_of_queries(Random& random);
   void make_masks(Random& random);
   std::optional<bool> of_region(int64_t b, int64_t h, int64_t i, int64_t j) const;
   bool sees(int64_t b, int64_t h, int64_t i, int64_t slot) const;  // the query the key, by all masks
@@ -131,7 +134,7 @@ class Call {
   int64_t num_pages_ = 0;
   int64_t num_slots_ = 0;
   Lengths lengths_;
-  View q_, k_, v_, out_, lse_, k_scale_, v_scale_;
+  View q_, k_, v_, out_, lse_, q_scale_, k_scale_, v_scale_, out_scale_, amax_;
   std::vector<std::unique_ptr<tessella_tensor>> tensors_;
   std::vector<Memory> memories_;
   std::vector<std::vector<int32_t>> tables_;

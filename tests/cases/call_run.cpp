@@ -14,10 +14,10 @@ namespace tessella::tests {
 
 std::vector<HostBlock> Call::blocks() const {
   std::vector<HostBlock> blocks;
-  for (const View* view : {&q_, &k_, &v_, &out_, &lse_, &k_scale_, &v_scale_}) {
+  for (const View* view : {&q_, &k_, &v_, &out_, &lse_, &q_scale_, &k_scale_, &v_scale_, &out_scale_, &amax_}) {
     if (view->memory.size() == 0) continue;
     HostBlock& block = blocks.emplace_back();
-    block = {view->memory.data(), view->memory.size(), view == &out_ || view == &lse_};
+    block = {view->memory.data(), view->memory.size(), view == &out_ || view == &lse_ || view == &amax_};
     if (c_.layout != "huge" || view == &lse_) continue;
     const auto size = static_cast<size_t>(size_of(view->tensor.dtype));
     block.piece_bytes = static_cast<size_t>(view->tensor.shape[2] * view->tensor.shape[3]) * size;
@@ -84,11 +84,13 @@ tessella_status Call::run_plan(const tessella_plan* plan, std::string& message) 
 void Call::poison_outputs() {
   std::memset(out_.memory.data(), kPoison, out_.memory.size());
   if (c_.lse) std::memset(lse_.memory.data(), kPoison, lse_.memory.size());
+  if (!c_.amax.empty()) std::memset(amax_.memory.data(), kPoison, amax_.memory.size());
 }
 
 std::vector<std::byte> Call::results() const {
   std::vector<std::byte> bytes(out_.memory.data(), out_.memory.data() + out_.memory.size());
   if (c_.lse) bytes.insert(bytes.end(), lse_.memory.data(), lse_.memory.data() + lse_.memory.size());
+  if (!c_.amax.empty()) bytes.insert(bytes.end(), amax_.memory.data(), amax_.memory.data() + amax_.memory.size());
   return bytes;
 }
 
@@ -127,10 +129,13 @@ std::string Call::check(int64_t rows) const {
   if (tessella_check(Tagged(args_, options_), rows, c_.seed, &report) != TESSELLA_OK) return tessella_last_error();
   if (report.passed == 0) {
     std::ostringstream line;
-    line << (report.worst_index[3] < 0 ? "lse" : "out") << "[" << report.worst_index[0] << ", row "
-         << report.worst_index[1] << ", head " << report.worst_index[2] << ", " << report.worst_index[3] << "] is "
-         << report.worst_got << ", expected " << report.worst_expected << "; error " << report.max_error
-         << ", tolerance " << report.tolerance << ", plain error " << report.plain_error;
+    line << (report.worst_index[3] == -2 ? "amax"
+             : report.worst_index[3] < 0 ? "lse"
+                                         : "out")
+         << "[" << report.worst_index[0] << ", row " << report.worst_index[1] << ", head " << report.worst_index[2]
+         << ", " << report.worst_index[3] << "] is " << report.worst_got << ", expected " << report.worst_expected
+         << "; error " << report.max_error << ", tolerance " << report.tolerance << ", plain error "
+         << report.plain_error;
     return line.str();
   }
   return spoiled();

@@ -20,6 +20,11 @@ void fields(AnyCase& c, Visit visit) {
   visit("out_dtype", c.out_dtype);
   visit("kv_dtype", c.kv_dtype);
   visit("kv_scale", c.kv_scale);
+  visit("q_scale", c.q_scale);
+  visit("out_scale", c.out_scale);
+  visit("amax", c.amax);
+  visit("scale_block", c.scale_block);
+  visit("outliers", c.outliers);
   visit("v_in_k", c.v_in_k);
   visit("layout", c.layout);
   visit("shift", c.shift);
@@ -265,6 +270,28 @@ void limit_work(Random& random, Case& c) {
   if (products() > kMostProducts) c.seqlen_q = random.in(1, 9);
 }
 
+void draw_float8(Random& random, Case& c) {
+  // Packed tensors have scales of sequences only where they have none of blocks.
+  static constexpr const char* kFinest[] = {"th", "bh", "bh", "sh"};
+  const std::string finest = random.one_of(kFinest);
+  const auto scale = [&](double absent) -> std::string {
+    if (random.chance(absent)) return "";
+    return random.chance(0.5) ? finest : random.chance(0.5) ? "1" : "h";
+  };
+  static constexpr int64_t kBlocks[] = {1, 3, 7, 64, 128, 200};
+  if (finest == "bh") c.scale_block = random.one_of(kBlocks);
+  c.kv_dtype = c.dtype;
+  c.q_scale = scale(0.2);
+  c.kv_scale = scale(0.2);
+  c.outliers = random.chance(0.2);
+  c.bias_f32 = true;
+  if (c.layout == "qkv") c.layout = "bshd";
+  static constexpr const char* kOuts[] = {"bf16", "bf16", "f16", "f32", "f8e4m3fn", "f8e5m2"};
+  c.out_dtype = random.one_of(kOuts);
+  if (c.out_dtype.starts_with("f8")) c.out_scale = scale(0.2);
+  c.amax = scale(0.7);
+}
+
 Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes) {
   Random random(seed);
   Case c;
@@ -293,6 +320,7 @@ Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes
   if (kernel.starts_with("cpu.") && random.chance(0.15)) random_regions(random, c);
   if (!c.packed_kv && c.page_size == 0) c.cache_batch_idx = random.chance(0.15);
   if (!(c.bias + c.dense + c.block_map + c.draft_mask).empty()) draw_score_order(random, c);
+  if (c.dtype.starts_with("f8")) draw_float8(random, c);
   return c;
 }
 

@@ -26,11 +26,17 @@ struct Case {
   std::string device;  // "cuda": of a choice among the GPU's kernels; "" = the kernel's own
   std::string dtype = "f32";
   std::string out_dtype;  // "" = dtype
-  std::string kv_dtype;   // of k and v; "" = dtype; or f8e4m3fn, i8, i4
-  // k_scale and v_scale beside such k and v: "" none, "1" one, "h" of each head, "bh" of four tokens and a head, "th"
-  // of each token and head, "ph" the same between the rows of k and v
+  std::string kv_dtype;   // of k and v; "" = dtype; or f8e4m3fn, i8, i4; those of fp8 q have its dtype
+  // k_scale and v_scale beside k and v of fewer than 16 bits: "" none, "1" one, "h" of each head, "sh" of each sequence
+  // (or page, or slot) and head, "bh" of a block of tokens and a head, "th" of each token and head, "ph" the same
+  // between the rows of k and v
   std::string kv_scale;
-  bool v_in_k = false;  // v is the first columns of k
+  std::string q_scale;      // beside q of fp8: likewise, but "ph"
+  std::string out_scale;    // beside out of fp8
+  std::string amax;         // beside any
+  int64_t scale_block = 0;  // tokens of a block of "bh"; 0 = 4
+  bool outliers = false;    // some numbers of fp8 are the largest there is, and some zero
+  bool v_in_k = false;      // v is the first columns of k
   // bshd, bhsd, sliced (odd gaps in rows and heads), gaps (the same of 16 elements), qkv (one buffer), huge (gaps of
   // GiB)
   std::string layout = "bshd";
@@ -129,6 +135,9 @@ Case backward_of(Case c);
 
 // A random case costs milliseconds: sizes shrink, one after the other, until its products are few.
 void limit_work(Random& random, Case& c);
+
+// Scales and amax, and a dtype of out, beside q, k and v of fp8.
+void draw_float8(Random& random, Case& c);
 
 // The axes of masks and bias in any order.
 void draw_score_order(Random& random, Case& c);

@@ -23,6 +23,7 @@ inline int32_t dtype_of(const std::string& name) {
   if (name == "bf16") return TESSELLA_BF16;
   if (name == "f16") return TESSELLA_F16;
   if (name == "f8e4m3fn") return TESSELLA_F8E4M3FN;
+  if (name == "f8e5m2") return TESSELLA_F8E5M2;
   if (name == "i8") return TESSELLA_I8;
   if (name == "i4") return TESSELLA_I4;
   throw std::invalid_argument("no dtype of a case: " + name);
@@ -50,6 +51,7 @@ inline void set(const tessella_tensor& tensor, int64_t element, double value) {
     case TESSELLA_BF16: return put(at, portable::to_bfloat16(static_cast<float>(value)));
     case TESSELLA_F16: return put(at, portable::to_float16(static_cast<float>(value)));
     case TESSELLA_F8E4M3FN: return put(at, portable::to_float8(static_cast<float>(value)));
+    case TESSELLA_F8E5M2: return put(at, portable::to_e5m2(static_cast<float>(value)));
     case TESSELLA_I8: return put(at, static_cast<int8_t>(rounded(value, -128, 127)));
     case TESSELLA_BOOL: return put(at, static_cast<uint8_t>(value != 0));
     default: return put(at, static_cast<int32_t>(value));
