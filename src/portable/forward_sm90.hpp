@@ -77,9 +77,7 @@ constexpr bool is_transposed_v(const ForwardSm90Config& c) { return bits_of(c.sc
 
 // Columns of v that an 8-bit kernel multiplies at once: beside out, scores and probabilities registers hold their
 // products too.
-constexpr int32_t columns_at_once(const ForwardSm90Config& c) {
-  return c.head_dim_v <= 128 ? c.head_dim_v : c.head_dim_v / 2;
-}
+constexpr int32_t columns_at_once(const ForwardSm90Config& c) { return c.head_dim_v % 64 == 0 ? 64 : c.head_dim_v; }
 
 // Queries lie in registers where two warpgroups have enough for them beside o, s and p: the matrix unit then reads a
 // third less of shared memory. Score modifications, bias, dropout and several masks may need those registers.
@@ -94,7 +92,7 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardSm90Config& c) {
   ForwardSm90Layout layout{};
   layout.q_bytes = c.tile_q * panels(c.head_dim_qk);
   layout.k_bytes = c.tile_kv * panels(c.head_dim_qk);
-  layout.v_bytes = is_transposed_v(c) ? c.head_dim_v * panels(c.tile_kv) : c.tile_kv * panels(c.head_dim_v);
+  layout.v_bytes = is_transposed_v(c) ? c.head_dim_v * c.tile_kv : c.tile_kv * panels(c.head_dim_v);
   layout.scale_bytes = c.scales == KeyScales::key ? c.tile_kv * 4 : c.scales == KeyScales::tile ? 16 : 0;
   // A slot's address by a shift, unless summaries need the room.
   layout.query_tile_bytes = c.score.mask == MaskLevel::bits ? 208 : 256;

@@ -10,7 +10,8 @@
 namespace tessella::cuda {
 
 portable::TensorMap tensor_map(const core::Operand& t, const TensorSizes& sizes, Box box) {
-  if (box.columns * core::size_bytes(t.dtype) != 128) {
+  const int64_t row_bytes = box.columns * core::size_bytes(t.dtype);
+  if (row_bytes != 128 && row_bytes != 64) {
     throw core::Error(core::ErrorCode::internal,
                       core::message("a box of ", box.columns, " columns of ", core::name(t.dtype)));
   }
@@ -20,7 +21,8 @@ portable::TensorMap tensor_map(const core::Operand& t, const TensorSizes& sizes,
                                    t.row_stride,
                                    t.head_stride,
                                    t.batch_stride,
-                                   box.rows};
+                                   box.rows,
+                                   row_bytes};
   portable::TensorMap map{};
   std::memcpy(&map, &tensor, sizeof tensor);
   return map;

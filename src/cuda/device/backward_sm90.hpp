@@ -79,7 +79,7 @@ struct WarpgroupBackwardSm90 : KeyWarpgroup<BlockBackwardSm90<C>> {
   __device__ __forceinline__ void begin_products(Scores& s, const Keys& held, uint32_t s_keys,
                                                  uint32_t s_queries) const {
     if constexpr (kHoldsKeys) {
-      const Operand of_queries(s_queries);
+      const Operand<> of_queries(s_queries);
       ptx::fence_registers();
 #pragma unroll
       for (int step = 0; step < kHeadSteps; ++step) {
@@ -95,7 +95,7 @@ struct WarpgroupBackwardSm90 : KeyWarpgroup<BlockBackwardSm90<C>> {
   __device__ __forceinline__ void begin_dq(float (&dq)[kColumnsDQ / 8][4], uint32_t s_d_scores) const {
     using Mma = ptx::WarpgroupMma<kElement, kColumnsDQ>;
     const int column = warpgroup * kColumnsDQ;
-    const Operand d_scores(s_d_scores), keys(block.s_k() + column / 64 * kPanelK + column % 64 * 2, kPanelK);
+    const Operand<> d_scores(s_d_scores), keys(block.s_k() + column / 64 * kPanelK + column % 64 * 2, kPanelK);
     ptx::fence_registers();
 #pragma unroll
     for (int step = 0; step < kTileKv / 16; ++step) {

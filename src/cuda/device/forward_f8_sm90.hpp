@@ -53,7 +53,7 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
   // s = q k^T
   __device__ __forceinline__ void begin_scores(float (&s)[kBlocks][4]) const {
     using Mma = ptx::WarpgroupMma<Element::e4m3, C.tile_kv>;
-    const Operand of_k(block.s_k(k)), of_q(block.s_q_of(q, at.warpgroup));
+    const Operand<> of_k(block.s_k(k)), of_q(block.s_q_of(q, at.warpgroup));
     const auto panel = [](int step, int rows) { return step / 4 * kRowBytes * rows + step % 4 * 32; };
     ptx::fence_registers();
 #pragma unroll
@@ -65,11 +65,11 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
   // t = p v, of a part of v's columns.
   __device__ __forceinline__ void begin_output(int part) {
     using Mma = ptx::WarpgroupMma<Element::e4m3, kColumns>;
-    const Operand of_v(block.s_v(v));
+    const Operand<C.tile_kv> of_v(block.s_v(v));
     ptx::fence_registers();
 #pragma unroll
     for (int step = 0; step < kBlocks / 4; ++step) {
-      Mma::with_registers(t, scores.probabilities[step], of_v.at(part * kColumns * kRowBytes + step * 32), step > 0);
+      Mma::with_registers(t, scores.probabilities[step], of_v.at(part * kColumns * C.tile_kv + step * 32), step > 0);
     }
     ptx::commit_products();
   }
@@ -100,8 +100,9 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
     if (scores.walk.all_are_seen(at, v, tile)) return;
     v.wait_full();
     const uint32_t s_v = block.s_v(v);
-    for (int i = static_cast<int>(threadIdx.x % 128); i < C.head_dim_v * 8; i += 128) {
-      const int column = i / 8, chunk = i % 8;
+    using Values = device::Tile<C.head_dim_v, C.tile_kv, 1>;
+    for (int i = static_cast<int>(threadIdx.x % 128); i < C.head_dim_v * Values::kChunks; i += 128) {
+      const int column = i / Values::kChunks, chunk = i % Values::kChunks;
       uint32_t seen[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
@@ -112,7 +113,7 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
           seen[w] |= is_seen ? 0xFFu << b * 8 : 0;
         }
       }
-      const uint32_t to = s_v + device::Tile<C.head_dim_v, 128, 1>::offset(column, chunk);
+      const uint32_t to = s_v + Values::offset(column, chunk);
       const uint4 words = ptx::load_chunk(to);
       ptx::store_chunk(to, {words.x & seen[0], words.y & seen[1], words.z & seen[2], words.w & seen[3]});
     }

@@ -74,7 +74,7 @@ struct WarpgroupSm90 : WarpgroupBaseSm90<C, C.head_dim_v <= 128> {
   // s = q k^T
   __device__ __forceinline__ void begin_scores(float (&s)[kBlocks][4]) const {
     using Mma = ptx::WarpgroupMma<C.score.elements.q, C.tile_kv>;
-    const Operand of_k(block.s_k(k));
+    const Operand<> of_k(block.s_k(k));
     const auto panel = [](int step, int rows) { return step / 4 * kRowBytes * rows + step % 4 * 32; };
     if constexpr (kHoldsQ) {
       ptx::fence_registers();
@@ -84,7 +84,7 @@ struct WarpgroupSm90 : WarpgroupBaseSm90<C, C.head_dim_v <= 128> {
         Mma::template with_registers<ptx::Contiguous::summed>(s, queries[step], keys, step > 0);
       }
     } else {
-      const Operand of_q(block.s_q_of(q, at.warpgroup));
+      const Operand<> of_q(block.s_q_of(q, at.warpgroup));
       ptx::fence_registers();
 #pragma unroll
       for (int step = 0; step < kStepsQ; ++step) {
@@ -96,7 +96,7 @@ struct WarpgroupSm90 : WarpgroupBaseSm90<C, C.head_dim_v <= 128> {
   // o += p v
   __device__ __forceinline__ void begin_output() {
     using Mma = ptx::WarpgroupMma<C.score.elements.p, C.head_dim_v>;
-    const Operand of_v(block.s_v(v), C.tile_kv * kRowBytes);
+    const Operand<> of_v(block.s_v(v), C.tile_kv * kRowBytes);
     ptx::fence_registers();
 #pragma unroll
     for (int step = 0; step < kBlocks / 2; ++step) {

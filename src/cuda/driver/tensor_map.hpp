@@ -11,7 +11,7 @@ struct TensorSizes {
   int64_t batch, rows, heads, head_dim;
 };
 
-// What a copy moves: columns of at most 128 bytes, and rows, of one head.
+// What a copy moves: columns of 128 or 64 bytes, and rows, of one head.
 struct Box {
   int32_t columns, rows;
 };

@@ -13,7 +13,13 @@ using core::Name;
 using portable::ForwardSm90Config;
 using portable::KeyScales;
 
-int32_t padded(int64_t head_dim) { return head_dim <= 64 ? 64 : head_dim <= 96 ? 96 : 128; }
+// Head dims that are compiled.
+int32_t padded(int64_t head_dim) {
+  for (const int32_t compiled : {64, 96, 128, 192}) {
+    if (head_dim <= compiled) return compiled;
+  }
+  return 256;
+}
 
 // One factor serves a tile of keys where blocks of rows are whole tiles of each sequence.
 KeyScales key_scales(const AttentionShape& p) {
@@ -29,11 +35,12 @@ KeyScales key_scales(const AttentionShape& p) {
 }  // namespace
 
 ForwardSm90Config forward_f8_sm90_config(const AttentionShape& p) {
+  const bool is_wide = p.head_dim_qk > 128 || p.head_dim_v > 128;  // registers hold the scores of fewer keys
   return {.score = score_config(p),
           .head_dim_qk = padded(p.head_dim_qk),
           .head_dim_v = padded(p.head_dim_v),
           .tile_q = 2 * portable::kWarpgroupRows,
-          .tile_kv = portable::kKeyTile,
+          .tile_kv = is_wide ? portable::kKeyTile / 2 : portable::kKeyTile,
           .paged = p.features.has(Feature::paged_kv),
           .scales = key_scales(p)};
 }

@@ -1,4 +1,4 @@
-// The compiled configuration of a forward_f8_sm90 call, with q, k and v of f8e4m3fn and head dims to 128: a pure
+// The compiled configuration of a forward_f8_sm90 call, with q, k and v of f8e4m3fn and head dims to 256: a pure
 // function of its types, features and head dims, never of a length or the batch.
 #pragma once
 

@@ -112,7 +112,7 @@ ForwardSm90Params params_with_maps(const AttentionArguments& p, const ForwardSm9
   params.q = tensor_map(p.q(), {batch_q, rows_q, p.heads_q, p.head_dim_qk}, box(portable::kWarpgroupRows));
   params.k = tensor_map(p.k(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_qk}, box(params.box_kv));
   params.v = tensor_map(transposed_v(p, map, workspace), {1, p.head_dim_v, p.heads_kv, transposed_keys(p)},
-                        box(config.head_dim_v));
+                        {config.tile_kv, config.head_dim_v});
   return params;
 }
 

@@ -23,9 +23,8 @@ struct BlockSm90 {
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   // A launch gives all threads the same number, a multiple of 8; what loading warps give up multiplying ones take.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr bool kIs8Bit = portable::bits_of(C.score.elements.q) == 8;  // products of two tiles beside out
-  static constexpr int kLoadRegisters = kWarpgroups == 3 ? 32 : kIs8Bit ? 24 : 40;
-  static constexpr int kMultiplyRegisters = kWarpgroups == 3 ? 160 : kIs8Bit ? 240 : 232;
+  static constexpr int kLoadRegisters = kWarpgroups == 3 ? 32 : 40;
+  static constexpr int kMultiplyRegisters = kWarpgroups == 3 ? 160 : 232;
   static_assert(kLoadRegisters + kWarpgroups * kMultiplyRegisters <= (1 + kWarpgroups) * kLaunchRegisters);
   static constexpr portable::ForwardSm90Layout kLayout = portable::forward_sm90_layout(C);
   static_assert(sizeof(QueryTile) <= kLayout.query_tile_bytes);
@@ -245,7 +244,7 @@ struct BlockSm90 {
   // A tile of v whose keys are contiguous, likewise.
   __device__ __forceinline__ void load_transposed(VRing& v, const QueryTile& of, int32_t tile,
                                                   const uint4& masks) const {
-    static_assert(!portable::is_transposed_v(C) || C.tile_kv == kPanelColumns);
+    static_assert(!portable::is_transposed_v(C) || C.tile_kv == 128 || C.tile_kv == 64);
     v.wait_empty();
     if (kHasMap && is_loader()) ptx::store_chunk(s_seen_keys(v), {masks.x, masks.y, masks.z, masks.w});
     store_scales(p.v_scale, of, tile, s_scales_of_v(v));

@@ -43,7 +43,7 @@ __device__ __forceinline__ void clear(float (&d)[Blocks][4]) {
 template <Element E, int HeadDim, int Columns>
 __device__ __forceinline__ void begin_scores(float (&s)[Columns / 8][4], uint32_t s_left, int left_rows,
                                              uint32_t s_right) {
-  const Operand left(s_left), right(s_right);
+  const Operand<> left(s_left), right(s_right);
   ptx::fence_registers();
 #pragma unroll
   for (int step = 0; step < HeadDim / 16; ++step) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ void begin_scores(float (&s)[Columns / 8][4], uint32_
 template <Element E, int HeadDim, int Steps>
 __device__ __forceinline__ void begin_sums(float (&sums)[HeadDim / 8][4], const uint32_t (&left)[Steps][4],
                                            uint32_t s_rows) {
-  const Operand rows(s_rows, Steps * 16 * kPanelRowBytes);
+  const Operand<> rows(s_rows, Steps * 16 * kPanelRowBytes);
   ptx::fence_registers();
 #pragma unroll
   for (int step = 0; step < Steps; ++step) {

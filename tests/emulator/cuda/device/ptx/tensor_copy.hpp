@@ -23,6 +23,7 @@ struct Tensor {
   int64_t sizes[4];
   int64_t row_stride, head_stride, batch_stride;
   int64_t box_rows;
+  int64_t row_bytes;  // of a box: 128 or 64
 
   std::byte* at(int64_t column, int64_t row, int64_t head, int64_t batch) const {
     return data + (row * row_stride + head * head_stride + batch * batch_stride + column) * element_bytes;
@@ -36,15 +37,19 @@ struct Tensor {
 };
 static_assert(sizeof(Tensor) <= sizeof(portable::TensorMap));
 
-// The offset of a 16-byte chunk in a panel of 128-byte rows.
-inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
-// Boxes have rows of 128 bytes: the row of a box's chunk, and the bytes before it in that row.
-inline int64_t row_of_chunk(size_t i) { return static_cast<int64_t>(i * kChunk / 128); }
-inline int64_t bytes_before(size_t i) { return static_cast<int64_t>(i * kChunk % 128); }
+// The offset of a 16-byte chunk in a panel whose rows have so many bytes.
+inline uint32_t swizzled(uint32_t address, int64_t row_bytes = 128) {
+  return address ^ (address >> 7 & (row_bytes == 128 ? 7 : 3)) << 4;
+}
+// The row of a box's chunk, and the bytes before it in that row.
+inline int64_t row_of_chunk(const Tensor& t, size_t i) { return static_cast<int64_t>(i) * kChunk / t.row_bytes; }
+inline int64_t bytes_before(const Tensor& t, size_t i) { return static_cast<int64_t>(i) * kChunk % t.row_bytes; }
 // The offsets of a box's chunks, row after row.
-inline std::vector<uint32_t> box_chunks(uint32_t address, int64_t rows) {
+inline std::vector<uint32_t> box_chunks(const Tensor& t, uint32_t address) {
   std::vector<uint32_t> chunks;
-  for (uint32_t at = 0; at < static_cast<uint32_t>(rows) * 128; at += kChunk) chunks.push_back(swizzled(address + at));
+  for (uint32_t at = 0; at < static_cast<uint32_t>(t.box_rows * t.row_bytes); at += kChunk) {
+    chunks.push_back(swizzled(address + at, t.row_bytes));
+  }
   return chunks;
 }
 
@@ -67,16 +72,16 @@ inline void store_box(const portable::TensorMap& map, uint32_t from, int32_t col
   emulator::begin(
       emulator::Work::boxes,
       [=] {
-        const std::vector<uint32_t> chunks = emulator::box_chunks(from, t.box_rows);
+        const std::vector<uint32_t> chunks = emulator::box_chunks(t, from);
         for (size_t i = 0; i < chunks.size(); ++i) {
-          const int64_t r = row + emulator::row_of_chunk(i), c = column + emulator::bytes_before(i) / t.element_bytes;
+          const int64_t r = row + emulator::row_of_chunk(t, i), c = column + emulator::bytes_before(t, i) / t.element_bytes;
           const auto values = emulator::load<std::array<std::byte, emulator::kChunk>>(chunks[i]);
           if (const size_t there = t.bytes_there(c, r, head, batch)) {
             std::memcpy(t.at(c, r, head, batch), values.data(), there);
           }
         }
       },
-      emulator::box_chunks(from, t.box_rows));
+      emulator::box_chunks(t, from));
 }
 // Of each thread: floats that have been read and are not in memory yet.
 inline std::map<std::pair<unsigned, unsigned>, std::vector<std::function<void()>>>& floats_under_way() {
@@ -135,16 +140,16 @@ inline void copy_box(uint32_t to, const portable::TensorMap& map, uint32_t barri
                      int32_t head, int32_t batch) {
   emulator::Tensor t;
   std::memcpy(&t, &map, sizeof t);
-  const std::vector<uint32_t> chunks = emulator::box_chunks(to, t.box_rows);
+  const std::vector<uint32_t> chunks = emulator::box_chunks(t, to);
   for (const uint32_t chunk : chunks) emulator::check_async_write(chunk);
   emulator::later([=] {
     for (size_t i = 0; i < chunks.size(); ++i) {
-      const int64_t r = row + emulator::row_of_chunk(i), c = column + emulator::bytes_before(i) / t.element_bytes;
+      const int64_t r = row + emulator::row_of_chunk(t, i), c = column + emulator::bytes_before(t, i) / t.element_bytes;
       std::byte values[emulator::kChunk] = {};
       if (const size_t there = t.bytes_there(c, r, head, batch)) std::memcpy(values, t.at(c, r, head, batch), there);
       emulator::write_async(chunks[i], values);
     }
-    emulator::complete_bytes(barrier, static_cast<uint32_t>(t.box_rows * 128));
+    emulator::complete_bytes(barrier, static_cast<uint32_t>(t.box_rows * t.row_bytes));
   });
 }
 

@@ -35,8 +35,10 @@ class Described {
       : first_(emulator::block_in_cluster() * emulator::kBlockBytes + bytes(description, 0)),
         leading_(bytes(description, 16)),
         stride_(bytes(description, 32)) {
-    constexpr uint64_t kSwizzle128 = 1, kRest = 0x3FFFC000C000C000;  // fields beside these must be zero
-    if (description >> 62 != kSwizzle128 || (description & kRest) != 0) {
+    constexpr uint64_t kSwizzle128 = 1, kSwizzle64 = 2, kRest = 0x3FFFC000C000C000;  // others must be zero
+    const uint64_t swizzle = description >> 62;
+    row_bytes_ = swizzle == kSwizzle64 ? 64 : 128;
+    if ((swizzle != kSwizzle128 && swizzle != kSwizzle64) || (description & kRest) != 0) {
       throw std::invalid_argument("a matrix descriptor that the emulator does not know");
     }
   }
@@ -66,11 +68,12 @@ class Described {
   }
   static int lane() { return static_cast<int>(threadIdx.x % 32); }
   uint32_t address(int eight_rows, int row, int byte, uint32_t panel = 0) const {
-    const auto inside = static_cast<uint32_t>(row * 128 + byte);
-    return emulator::swizzled(first_ + panel + static_cast<uint32_t>(eight_rows) * stride_ + inside);
+    const auto inside = static_cast<uint32_t>(row * row_bytes_ + byte);
+    return emulator::swizzled(first_ + panel + static_cast<uint32_t>(eight_rows) * stride_ + inside, row_bytes_);
   }
 
   uint32_t first_, leading_, stride_;
+  int row_bytes_;
 };
 
 // What a product takes of an element: its bits, how many of them it sums over, and their values.

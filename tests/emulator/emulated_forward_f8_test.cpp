@@ -1,0 +1,120 @@
+// cuda.forward_f8_sm90 in the emulator, as a call on a GPU runs it.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "cuda/forward_f8_sm90/recipe.hpp"
+#include "emulated_run.hpp"
+
+namespace tessella::tests {
+namespace {
+
+// Two sequences of 210 queries and 300 keys, two heads on one.
+Case base(int64_t head_dim_qk, int64_t head_dim_v) {
+  return {.kernel = "reference.attention",
+          .dtype = "f8e4m3fn",
+          .out_dtype = "bf16",
+          .kv_scale = "h",
+          .q_scale = "h",
+          .batch = 2,
+          .heads_q = 2,
+          .heads_kv = 1,
+          .seqlen_q = 210,
+          .seqlen_kv = 300,
+          .head_dim_qk = head_dim_qk,
+          .head_dim_v = head_dim_v,
+          .seed = 1};
+}
+
+void expect_right(const Case& c, uint64_t seed = 1) {
+  Call call(c);
+  ASSERT_EQ(run_recipe(call, cuda::forward_f8_sm90_recipe, c.max_seqlen, seed), "")
+      << "--case \"" << to_string(c) << "\"";
+  EXPECT_EQ(call.check(), "") << "--case \"" << to_string(c) << "\"";
+}
+
+using Change = std::function<void(Case&)>;
+
+TEST(EmulatedF8, HeadDims) {
+  for (const auto& [qk, v] : {std::pair{64, 64}, {96, 96}, {128, 128}, {128, 64}, {48, 80}, {192, 192}, {256, 256}}) {
+    expect_right(base(qk, v));
+  }
+}
+
+TEST(EmulatedF8, Schedules) {
+  for (uint64_t seed = 2; seed < 6; ++seed) {
+    Case c = base(128, 128);
+    c.window_right = 0;
+    expect_right(c, seed);
+  }
+}
+
+TEST(EmulatedF8, OutDTypes) {
+  for (const char* dtype : {"f16", "f32"}) {
+    Case c = base(128, 128);
+    c.out_dtype = dtype;
+    expect_right(c);
+  }
+}
+
+TEST(EmulatedF8, Scales) {
+  for (const char* scale : {"", "1", "h", "sh", "bh", "th"}) {
+    for (const int64_t block : {0, 128, 200}) {
+      if (block != 0 && scale[0] != 'b') continue;
+      Case c = base(64, 64);
+      c.kv_scale = c.q_scale = scale;
+      c.scale_block = block;
+      expect_right(c);
+      c.packed_q = c.packed_kv = true;
+      expect_right(c);
+    }
+  }
+}
+
+TEST(EmulatedF8, Outliers) {
+  for (const double spread : {0.0, 8.0}) {
+    Case c = base(64, 64);
+    c.outliers = true;
+    c.spread = spread;
+    expect_right(c);
+  }
+}
+
+TEST(EmulatedF8, Bands) {
+  for (const Change& change : std::vector<Change>{[](Case& c) { c.window_right = 0; },
+                                                  [](Case& c) { c.window_left = 90, c.window_right = 4; },
+                                                  [](Case& c) { c.causal_top_left = true; },
+                                                  [](Case& c) { c.chunk = 70; },
+                                                  [](Case& c) { c.keep_first = 3, c.window_left = 20, c.seqlen_kv = 600; },
+                                                  [](Case& c) { c.window_right = 0, c.seqlen_q = 500, c.seqlen_kv = 130; },
+                                                  [](Case& c) { c.seqlen_kv = 0; }}) {
+    Case c = base(64, 64);
+    change(c);
+    expect_right(c);
+    c.masked_nan = true;
+    expect_right(c);
+  }
+}
+
+TEST(EmulatedF8, Lengths) {
+  for (const Change& change :
+       std::vector<Change>{[](Case& c) { c.packed_q = c.packed_kv = true; },
+                           [](Case& c) { c.packed_q = c.packed_kv = true, c.window_right = 0; },
+                           [](Case& c) { c.seqlens_q = c.seqlens_kv = true; },
+                           [](Case& c) { c.leftpad_kv = true, c.window_right = 0; },
+                           [](Case& c) { c.cache_batch_idx = c.seqlens_kv = true; }}) {
+    for (const uint64_t seed : {1, 2}) {
+      Case c = base(64, 64);
+      c.batch = 3;
+      c.seed = seed;
+      change(c);
+      expect_right(c);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessella::tests
