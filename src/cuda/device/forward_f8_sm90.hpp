@@ -127,11 +127,17 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
     const uint32_t s_scales = block.s_scales_of_v(v);
     if constexpr (Scores::kHasKeyScales) {
       const float largest = Scores::largest_of_columns(s_scales, at.lane);
-      const float by = largest > 0 ? 1.0f / largest : 0.0f;
-      Scores::multiply_columns(s, s_scales, at.lane, by);
-      return largest > 0 ? largest : 1.0f;
+      Scores::multiply_columns(s, s_scales, at.lane, largest > 0 ? ptx::reciprocal(largest) : 0.0f);
+      return largest > 0 ? largest : scale_v;
     }
-    return __uint_as_float(ptx::load_word(s_scales));
+    const float unit = __uint_as_float(ptx::load_word(s_scales));
+    if (unit != 0) return unit;
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[0][j][i] = 0;
+    }
+    return scale_v;
   }
 
   // All of a query tile's output but its last product: the last tile's probabilities are there.
@@ -148,11 +154,12 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
     ptx::wait_products<0>(s[0]);
     give_turn();
     for (bool has_output = false;; has_output = true) {
-      if (scores.walk.is_last(at, tile)) release_q();
+      const bool is_last = scores.walk.is_last(at, tile);
+      if (is_last) release_q();
       scores.finish_scores(at, s, tile, block.s_scales_of_k(k));
       release(k);
       float rescale[2];
-      scores.take_maxima(s, rescale);
+      scores.take_maxima(at, s, tile, rescale);
       scores.template exponentiate<0, kBlocks / 2>(at, s, tile);
       if (has_output) end_outputs();
       scores.template exponentiate<kBlocks / 2, kBlocks>(at, s, tile);
@@ -160,7 +167,7 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
       scores.template round<0, kBlocks>(s);
       take_unit(unit, rescale);
       if (!scores.walk.is_full(tile)) clear_unseen_values(tile);
-      if (scores.walk.is_last(at, tile)) return;
+      if (is_last) return;
       tile = scores.walk.next(at, k, tile);
       k.wait_full();
       wait_for_turn();
@@ -172,7 +179,7 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
   }
   // The factor on out, from the units of the tile before to those of this one.
   __device__ __forceinline__ void take_unit(float unit, const float (&rescale)[2]) {
-    const float ratio = unit == scale_v ? 1.0f : scale_v / unit;
+    const float ratio = unit == scale_v ? 1.0f : scale_v * ptx::reciprocal(unit);
     scale_v = unit;
 #pragma unroll
     for (int r = 0; r < 2; ++r) factor[r] = rescale[r] * ratio;

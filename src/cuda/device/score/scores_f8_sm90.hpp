@@ -23,9 +23,9 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
 
   uint32_t probabilities[kBlocks / 4][4];  // of a tile, as left operands of o += p v
   float max[2], sum[2];                    // of the rows; max in exponents of 2
-  float offset[2];                         // added to exponents
-  float scale_q[2];                        // factors on the rows of q
-  float scale_log2[2];                     // from the tile's products, or finished scores, to exponents
+  float scale_q[2];                        // factors on the rows of q, times that from scores to exponents
+  // Of a tile: exponents are scale_log2 times its products, or its finished scores, plus offset.
+  float scale_log2[2], offset[2];
 
   __device__ __forceinline__ explicit ScoresF8Sm90(const ForwardParams& params) : Base(params) {}
 
@@ -39,55 +39,46 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
       sum[r] = 0;
       const int32_t row = of.sequence.row_q + min(of.queries.first + at.row(r), of.sequence.len_q - 1);
       scale_q[r] = row_scale(params.q_scale, params.scale_block, of.work.batch_idx, row, of.work.head_idx);
+      if (Score::kIsPlain) scale_q[r] *= this->score(at).scale_log2();
     }
   }
 
   // Factors, features and masks. s_scales: of the tile's keys.
   __device__ __forceinline__ void finish_scores(const Lane& at, Tile& s, int32_t tile, uint32_t s_scales) {
-    const float log2 = this->score(at).scale_log2();
-    float by[2] = {scale_q[0], scale_q[1]};
+    float of_tile = 1;
     if constexpr (kHasKeyScales) {
       multiply_columns(s, s_scales, at.lane);
     } else {
-      const float of_tile = __uint_as_float(ptx::load_word(s_scales));
-      by[0] *= of_tile;
-      by[1] *= of_tile;
+      of_tile = __uint_as_float(ptx::load_word(s_scales));
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) scale_log2[r] = log2 * by[r];
-    // Factors that are not positive, or too small beside a hidden score, are multiplied before.
-    const bool are_plain = Score::kIsPlain && fminf(scale_log2[0], scale_log2[1]) >= 0x1p-100f;
-    if (!__all_sync(kAllLanes, are_plain)) {
-#pragma unroll
-      for (int j = 0; j < kBlocks; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s[0][j][i] *= by[i / 2];
-      }
-      scale_log2[0] = scale_log2[1] = log2;
+    scale_log2[0] = scale_q[0] * of_tile;
+    scale_log2[1] = scale_q[1] * of_tile;
+    if constexpr (!Score::kIsPlain) {
+      multiply_rows(s, this->score(at).scale_log2());
+      Base::template modify<false>(at, s[0], tile);
     }
-    if constexpr (!Score::kIsPlain) Base::template modify<false>(at, s[0], tile);
     Base::hide(at, s[0], tile);
     ptx::keep_in_place(s[0]);
   }
 
   // Raises the maxima to those of a tile's scores. factor: from what was summed before to the new maxima.
-  __device__ __forceinline__ void take_maxima(Tile& s, float (&factor)[2]) {
-    // lane_max() returns -inf for a lane of negative scores. That is right if the row's maximum is not negative.
-    float own[1][2] = {{lane_max(s[0], 0), lane_max(s[0], 1)}};
-    const bool serve = fmaxf(own[0][0], max[0]) >= 0 && fmaxf(own[0][1], max[1]) >= 0;
-    if (!__all_sync(kAllLanes, serve)) find_max(s, own);
-    bool is_large = false;
+  __device__ __forceinline__ void take_maxima(const Lane& at, Tile& s, int32_t tile, float (&factor)[2]) {
+    float top[2];
+    bool serves = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float top = fmaxf(max[r], row_max(ptx::multiply_up(own[0][r], scale_log2[r])));
-      factor[r] = top == max[r] ? 1.0f : ptx::exp2(max[r] - top);
-      max[r] = top;
-      offset[r] = top == -kInfinity ? 0.0f : ptx::add_down(kTop, -top);
-      is_large = is_large || (top > -kInfinity && fabsf(top) > kLargeMax);
+      // lane_max() returns -inf for a lane of negative scores. That is right if the row's maximum is not negative.
+      top[r] = fmaxf(max[r], row_max(ptx::multiply_up(lane_max(s[0], r), scale_log2[r])));
+      serves = serves && top[r] >= 0 && top[r] <= kLargeMax && scale_log2[r] >= kSmallest;
+      offset[r] = ptx::add_down(kTop, -top[r]);
     }
-    if (__any_sync(kAllLanes, is_large)) subtract_maxima(s, own[0]);
+    if (!__all_sync(kAllLanes, serves)) take_rare_maxima(at, s, tile, top);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) sum[r] *= factor[r];
+    for (int r = 0; r < 2; ++r) {
+      factor[r] = top[r] == max[r] ? 1.0f : ptx::exp2(max[r] - top[r]);
+      max[r] = top[r];
+      sum[r] *= factor[r];
+    }
   }
 
   // Scores of blocks [from, until) become probabilities before rounding, and sums take them.
@@ -150,13 +141,38 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
   }
 
  private:
-  // Exponents of large scores would lose their last bits: the tile's maxima are subtracted first. own: this lane's.
-  __device__ __forceinline__ void subtract_maxima(Tile& s, const float (&own)[2]) {
+  static constexpr float kSmallest = 0x1p-100f;  // factors beside which a hidden score is hidden for certain
+
+  // The rows' factors become part of the scores.
+  __device__ __forceinline__ void multiply_rows(Tile& s, float log2) {
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[0][j][i] *= scale_log2[i / 2];
+    }
+    scale_log2[0] = scale_log2[1] = log2;
+  }
+
+  // Of rows whose maxima are negative, or so large that exponents would lose their last bits, or whose factors are
+  // negative or too small.
+  __device__ __forceinline__ void take_rare_maxima(const Lane& at, Tile& s, int32_t tile, float (&top)[2]) {
+    if (Score::kIsPlain && !__all_sync(kAllLanes, fminf(scale_log2[0], scale_log2[1]) >= kSmallest)) {
+      multiply_rows(s, 1);
+      Base::hide(at, s[0], tile);
+    }
+    float own[1][2];
+    find_max(s, own);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float of_tile = row_max(own[r]);
-      if (!(of_tile > -kInfinity)) continue;
-      offset[r] = kTop + fminf(__fmul_rn(of_tile, scale_log2[r]) - max[r], 0.0f);
+      const float of_tile = row_max(own[0][r]), exponent = ptx::multiply_up(of_tile, scale_log2[r]);
+      top[r] = fmaxf(max[r], exponent);
+      if (top[r] == -kInfinity) {
+        offset[r] = 0;
+        continue;
+      }
+      offset[r] = ptx::add_down(kTop, -top[r]);
+      if (!(fabsf(top[r]) > kLargeMax) || of_tile == -kInfinity) continue;
+      offset[r] = ptx::add_down(kTop, exponent - top[r]);
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
