@@ -138,6 +138,8 @@ void limit_work(Random& random, Case& c);
 
 // Scales and amax, and a dtype of out, beside q, k and v of fp8.
 void draw_float8(Random& random, Case& c);
+// Beside others: out of fp8, or amax.
+void draw_out_of_float8(Random& random, Case& c);
 
 // The axes of masks and bias in any order.
 void draw_score_order(Random& random, Case& c);
