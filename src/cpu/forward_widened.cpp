@@ -93,8 +93,8 @@ int64_t step_of(int64_t heads, int64_t dim) {
 
 // Calls visit(sequence, begin, end) for pieces of all rows of sequences; length: of one.
 template <typename Visit>
-void for_rows(const AttentionArguments& p, int num_threads, int64_t longest, int64_t step,
-              int64_t Sequence::*length, Visit&& visit) {
+void for_rows(const AttentionArguments& p, int num_threads, int64_t longest, int64_t step, int64_t Sequence::*length,
+              Visit&& visit) {
   const int64_t blocks = ceil_div(longest, step);
   parallel_for(p.batch * blocks, num_threads, p.cancel, [&](int64_t task, int) {
     const Sequence s = core::sequence(p, task / blocks);
@@ -121,8 +121,8 @@ void widen_q(const AttentionArguments& p, const Operand& into, int num_threads) 
 }
 
 // k or v.
-void widen_kv(const AttentionArguments& p, const Operand& from, const Operand& scales, int64_t dim,
-              const Operand& into, int num_threads) {
+void widen_kv(const AttentionArguments& p, const Operand& from, const Operand& scales, int64_t dim, const Operand& into,
+              int num_threads) {
   for_rows(p, num_threads, p.seqlen_kv, step_of(p.heads_kv, dim), &Sequence::len_kv,
            [&](const Sequence& s, int64_t begin, int64_t end) {
              for (int64_t row = s.row_kv + begin; row < s.row_kv + end; ++row) {

@@ -68,8 +68,10 @@ void widen_row(const std::byte* from, DType dtype, int64_t count, float scale, f
 
 void narrow_row(const float* from, int64_t count, float divisor, DType dtype, std::byte* into) {
   switch (dtype) {
-    case DType::bf16: return narrow<BFloat16>(from, count, divisor, into, [](float x) { return portable::to_bfloat16(x); });
-    case DType::f16: return narrow<Float16>(from, count, divisor, into, [](float x) { return portable::to_float16(x); });
+    case DType::bf16:
+      return narrow<BFloat16>(from, count, divisor, into, [](float x) { return portable::to_bfloat16(x); });
+    case DType::f16:
+      return narrow<Float16>(from, count, divisor, into, [](float x) { return portable::to_float16(x); });
     case DType::f8e4m3fn:
       return narrow<portable::Float8E4M3>(from, count, divisor, into, [](float x) { return portable::to_float8(x); });
     default:

@@ -40,10 +40,9 @@ struct WidenRows {
   int64_t rows;   // of a sequence of the copy; packed: of all
   int32_t heads;
   int32_t sequences;
-  TableParams cu_seqlens;        // i32, of packed rows
-  TableParams lengths;           // i32: rows behind them are of no use; null: all are, and of packed rows
-  Divisor scale_block;           // rows of one entry of a factor; of value 0: all
-  int32_t scales_of_sequences;   // beside packed rows: factors have a batch axis
+  TableParams cu_seqlens;  // i32, of packed rows
+  TableParams lengths;     // i32: rows of a sequence behind its length are of no use; null: all are
+  Divisor scale_block;     // rows of one entry of a factor; of value 0: all
 };
 
 struct WidenTensor {

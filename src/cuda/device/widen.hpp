@@ -51,7 +51,7 @@ struct WidenRow {
   }
   // Of rows that lie as in the copy.
   __device__ __forceinline__ int64_t scale_at(const WidenRows& p, const OperandParams& t) const {
-    return scale_at(p, t, p.scales_of_sequences != 0 ? sequence : batch_idx, row_idx);
+    return scale_at(p, t, sequence, row_idx);  // packed rows have factors of sequences, or one batch of stride 0
   }
 
  private:
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(portable::kWidenThreads, portable::kWidenBlock
     }
     float scale = 1;
     if (t.scale.data != nullptr) {
-      const int64_t of_batch = rows.scales_of_sequences != 0 ? row.sequence : batch_idx;
+      const int64_t of_batch = rows.cu_seqlens.data != nullptr ? row.sequence : batch_idx;
       scale = static_cast<const float*>(t.scale.data)[row.scale_at(rows, t.scale, of_batch, row_idx)];
     }
     widen_row<C>(t, offset(t.from, batch_idx, row_idx, row.head_idx),
@@ -245,8 +245,7 @@ __global__ void __launch_bounds__(portable::kWidenThreads, portable::kWidenBlock
     const WidenRow row(p.rows, idx);
     float divisor = 1;  // rows of no query are zeros, and their factors may hold anything
     if (row.is_used && p.out_scale.data != nullptr) {
-      divisor = portable::divisor_of(
-          static_cast<const float*>(p.out_scale.data)[row.scale_at(p.rows, p.out_scale)]);
+      divisor = portable::divisor_of(static_cast<const float*>(p.out_scale.data)[row.scale_at(p.rows, p.out_scale)]);
     }
     const int64_t from_at = offset(p.result, row.batch_idx, row.row_idx, row.head_idx);
     const int64_t into_at = offset(p.out, row.batch_idx, row.row_idx, row.head_idx);

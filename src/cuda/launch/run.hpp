@@ -23,6 +23,7 @@ struct KernelRow {
   int64_t max_head_dim = 0;
   core::Features features = core::kCommonFeatures | core::kModFeatures;
   uint32_t kv_dtypes = core::kSameDType;  // as core::Kernel has them
+  uint32_t out_dtypes = core::kSameDType | core::dtype_bit(core::DType::f32);
   bool serves_few = false;
   bool splits_keys = false;
   uint32_t automatic = ~0u;  // bit per DType for which it may be chosen unnamed
@@ -55,6 +56,7 @@ core::Kernel kernel() {
       .max_head_dim = row.max_head_dim,
       .features = row.features,
       .kv_dtypes = row.kv_dtypes,
+      .out_dtypes = row.out_dtypes,
       .serves_few = row.serves_few,
       .splits_keys = row.splits_keys,
       .automatic = row.automatic,
