@@ -314,6 +314,17 @@ void draw_float8(Random& random, Case& c) {
   c.amax = scale(0.7);
 }
 
+Case of_eight_bits(Case c) {
+  Random random(~c.seed);
+  if (c.dtype.starts_with("f8")) {
+    draw_float8(random, c);
+  } else {
+    draw_out_of_float8(random, c);
+    if (!c.out_dtype.starts_with("f8") && c.amax.empty()) c.amax = "1";
+  }
+  return c;
+}
+
 Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes) {
   Random random(seed);
   Case c;

@@ -164,6 +164,7 @@ Case random_case(const Kernel& kernel, uint64_t seed, const Arguments& arguments
   const auto idx = static_cast<int>(seed % static_cast<uint64_t>(max_configs));
   Case c = kernel.is_on_gpu ? random_case_of(kernel.configuration(idx), seed, kernel.name)
                             : tessella::tests::random_case(seed, kernel.name, kernel.dtypes);
+  if (kernel.name == "cuda.forward_widened") c = tessella::tests::of_eight_bits(c);
   if (kernel.is_for_few()) c.batch_invariant = c.few = true;  // for any number of rows
   return kernel.is_backward ? tessella::tests::supported(tessella::tests::backward_of(c)) : c;
 }

@@ -95,13 +95,11 @@ WidenRows rows(const AttentionArguments& a, const core::Table<int32_t>& cu_seqle
           .lengths = of_sequences(lengths),
           .scale_block = divisor(narrow(std::min<int64_t>(a.scale_block, 1 << 30)))};
 }
-WidenRows rows_q(const AttentionArguments& a) {
-  return rows(a, a.cu_seqlens_q, a.seqlens_q, a.total_q, a.heads_q);
-}
+WidenRows rows_q(const AttentionArguments& a) { return rows(a, a.cu_seqlens_q, a.seqlens_q, a.total_q, a.heads_q); }
 
 WidenTensor tensor(const Operand& from, const Operand& into, const Operand& scale, int64_t head_dim, bool is_of_keys) {
   const bool vectors = are_vectors(from, into, head_dim);
-  return {operand(from),  operand(into), operand(scale), narrow(head_dim), log2_lanes(head_dim, vectors),
+  return {operand(from),   operand(into),     operand(scale), narrow(head_dim), log2_lanes(head_dim, vectors),
           vectors ? 1 : 0, is_of_keys ? 1 : 0};
 }
 
@@ -176,8 +174,7 @@ Step wrapped(Step step, const std::shared_ptr<const core::Shape>& bounds, const 
                                                               const Concurrency& at_once,
                                                               const core::Workspace& workspace) {
     const AttentionArguments inner = inner_call(core::attention(call), at, workspace.scratch);
-    return launch(*bounds, &inner, at_once,
-                  {workspace.state, static_cast<std::byte*>(workspace.scratch) + at.scratch});
+    return launch(*bounds, &inner, at_once, {workspace.state, static_cast<std::byte*>(workspace.scratch) + at.scratch});
   };
   if (step.if_spilled != nullptr) step.if_spilled = std::make_shared<const Step>(wrapped(*step.if_spilled, bounds, at));
   return step;
@@ -207,15 +204,16 @@ Recipe forward_widened_recipe(const core::Shape& shape, const DeviceInfo& device
   if (widens_kv(p) || has_amax) {
     const WidenConfig config{.from = widens_kv(p) ? core::element(copied) : portable::Element::e4m3,
                              .into = widens_kv(p) ? into : portable::Element::bf16};
-    recipe.steps.push_back(step_of(
-        {.header = "cuda/device/widen.hpp", .expression = expression("widen", "WidenConfig", config)}, at, widen_launch));
+    recipe.steps.push_back(
+        step_of({.header = "cuda/device/widen.hpp", .expression = expression("widen", "WidenConfig", config)}, at,
+                widen_launch));
   }
   for (Step& step : inner.recipe.steps) recipe.steps.push_back(wrapped(std::move(step), bounds, at));
   if (narrows(p) || has_amax) {
     const NarrowConfig config{.out = core::element(p.out_dtype())};
-    recipe.steps.push_back(step_of(
-        {.header = "cuda/device/widen.hpp", .expression = expression("narrow", "NarrowConfig", config)}, at,
-        narrow_launch));
+    recipe.steps.push_back(
+        step_of({.header = "cuda/device/widen.hpp", .expression = expression("narrow", "NarrowConfig", config)}, at,
+                narrow_launch));
   }
   return recipe;
 }

@@ -1,4 +1,5 @@
-// cuda.forward_widened: copies of q, k and v of 8 bits, another forward kernel's steps, and out and amax from its result.
+// cuda.forward_widened: copies of q, k and v of 8 bits, another forward kernel's steps, and out and amax from its
+// result.
 #pragma once
 
 #include "cuda/launch/recipe.hpp"

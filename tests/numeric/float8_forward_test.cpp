@@ -109,6 +109,7 @@ TEST_P(Float8, PackedRows) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, Float8, testing::ValuesIn(kernels_of("forward")), kernel_test_name);
+INSTANTIATE_TEST_SUITE_P(GpuKernels, Float8, testing::ValuesIn(kernels_of("widened")), kernel_test_name);
 
 uint8_t e4m3(float value) { return portable::to_float8(value).bits; }
 
@@ -118,7 +119,7 @@ struct ByHand {
   std::array<uint8_t, 4> k = {e4m3(2), e4m3(1), e4m3(-4), e4m3(0.5)};
   std::array<uint8_t, 4> v = {e4m3(3), e4m3(-448), e4m3(1), e4m3(0.25)};
   float q_scale = 0.125F, k_scale = 0.5F, v_scale = 2;
-  double weight = 0;       // of the first key
+  double weight = 0;  // of the first key
   double result[2] = {};
   ByHand() {
     const double scores[] = {(2.0 * 2 - 1.0 * 1) * 0.5, (2.0 * -4 - 1.0 * 0.5) * 0.5};
