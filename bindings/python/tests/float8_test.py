@@ -50,9 +50,14 @@ def test_out_of_float8_and_amax(dtype, out_dtype):
     np.testing.assert_allclose(np.float32(out), within, rtol=unit * 1.01, atol=2**-9)
     np.testing.assert_allclose(amax, abs(expected).max(axis=(1, 3))[:, None], rtol=1e-4)
     report = tessella.check(
-        *qkv, out, lse, mask="causal", out_dtype=out_dtype, out_scale=out_scale, amax=amax, rows=0, **scales
+        *qkv, out, lse=lse, mask="causal", out_dtype=out_dtype, out_scale=out_scale, amax=amax, num_rows=0, **scales
     )
-    assert report
+    assert report.passed
+    amax[1, 0, 2] *= 2
+    report = tessella.check(
+        *qkv, out, mask="causal", out_dtype=out_dtype, out_scale=out_scale, amax=amax, num_rows=0, **scales
+    )
+    assert not report.passed and report.worst_index == (1, 0, 2, -2)
 
 
 def test_explain_names_the_kernel_between():
