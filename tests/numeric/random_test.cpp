@@ -175,6 +175,7 @@ Case smallest_case(const Kernel& kernel, int idx) {
     return tessella::tests::random_decode_case(static_cast<uint64_t>(idx), kernel.name, kernel.dtypes, idx + 1);
   }
   Case c = smallest_case(kernel.configuration(idx), kernel.name);
+  if (kernel.name == "cuda.forward_widened") return tessella::tests::of_eight_bits(c);
   if (!kernel.is_backward) return c;
   c.gradients = "qkvs";
   c.sink = true;
