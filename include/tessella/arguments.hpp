@@ -36,15 +36,16 @@ struct ForwardArgs {
   // (batch, heads_q, seqlen_q), packed (heads_q, total_q), f32 (f64 allowed for f64 inputs): natural logarithm of the
   // softmax's sum
   TensorView lse = {};
-  // (batch or page, ceil(rows / scale_block), heads), f32: factors on q; no kernel takes them yet
+  // (batch or page, ceil(rows / scale_block), heads), f32: factors on q, of 8 bits
   TensorView q_scale = {};
   // factors on k, of 8 or 4 bits
   TensorView k_scale = {};
   // factors on v, of 8 or 4 bits
   TensorView v_scale = {};
-  // as q_scale, over out, f32: out is divided by it; no kernel takes it yet
+  // as q_scale, over out, f32: out, of fp8, is divided by it
   TensorView out_scale = {};
-  // as q_scale, over out, f32: written: the largest |result| that an entry covers; no kernel writes it yet
+  // as q_scale, over out, f32: written: the largest |result| that an entry covers, before it is divided and rounded; 0
+  // where it covers none
   TensorView amax = {};
   // (batch) i32: valid length of q in each sequence
   TensorView seqlens_q = {};
@@ -108,7 +109,7 @@ struct AttentionOptions {
   std::string mask_mod = {};
   // rows that have one entry of a scale [0 = all]
   int64_t scale_block = 0;
-  // dtype of out: that of q, or f32
+  // dtype of out: that of q, f32, f8e4m3fn or f8e5m2; beside q of fp8 bf16 and f16 too
   DType out_dtype = DType::none;
   // the same bits in every run
   Deterministic deterministic = Deterministic::automatic;
@@ -385,13 +386,13 @@ inline constexpr TensorField kTensorFields[] = {
     {"v", &tessella_forward_args::v, TESSELLA_DTYPE_DEFAULT, "keys and values", false},
     {"out", &tessella_forward_args::out, TESSELLA_DTYPE_DEFAULT, "the result", false},
     {"lse", &tessella_forward_args::lse, TESSELLA_DTYPE_DEFAULT, "natural logarithm of the softmax's sum", false},
-    {"q_scale", &tessella_forward_args::q_scale, TESSELLA_F32, "factors on q; no kernel takes them yet", true},
+    {"q_scale", &tessella_forward_args::q_scale, TESSELLA_F32, "factors on q, of 8 bits", true},
     {"k_scale", &tessella_forward_args::k_scale, TESSELLA_F32, "factors on k, of 8 or 4 bits", true},
     {"v_scale", &tessella_forward_args::v_scale, TESSELLA_F32, "factors on v, of 8 or 4 bits", true},
-    {"out_scale", &tessella_forward_args::out_scale, TESSELLA_F32, "out is divided by it; no kernel takes it yet",
-     true},
+    {"out_scale", &tessella_forward_args::out_scale, TESSELLA_F32, "out, of fp8, is divided by it", true},
     {"amax", &tessella_forward_args::amax, TESSELLA_F32,
-     "written: the largest |result| that an entry covers; no kernel writes it yet", false},
+     "written: the largest |result| that an entry covers, before it is divided and rounded; 0 where it covers none",
+     false},
     {"seqlens_q", &tessella_forward_args::seqlens_q, TESSELLA_I32, "valid length of q in each sequence", true},
     {"seqlens_kv", &tessella_forward_args::seqlens_kv, TESSELLA_I32, "valid length of k and v in each sequence", true},
     {"cu_seqlens_q", &tessella_forward_args::cu_seqlens_q, TESSELLA_I32,
@@ -463,7 +464,8 @@ void option_fields(F&& f) {
   f("mask_mod", &O::mask_mod,
     "C++ source of a mask, the body of bool mask_mod(int b, int h, int q, int k, const Arrays& arrays); GPU");
   f("scale_block", &O::scale_block, "rows that have one entry of a scale [0 = all]");
-  f("out_dtype", DtypeField{&O::out_dtype}, "dtype of out: that of q, or f32");
+  f("out_dtype", DtypeField{&O::out_dtype},
+    "dtype of out: that of q, f32, f8e4m3fn or f8e5m2; beside q of fp8 bf16 and f16 too");
   f("deterministic", WordsField{&O::deterministic, {"automatic", "required", "not-needed"}},
     "the same bits in every run");
   f("batch_invariant", SwitchField{&O::batch_invariant}, "bits of a row that depend on nothing beside it");

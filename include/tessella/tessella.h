@@ -121,8 +121,8 @@ typedef struct tessella_tensor {
  * device. Values of tensors on a GPU (lengths, ids) are not read by the call: the kernels clamp them, so that none
  * makes them read or write outside of the tensors. check_device_values has them checked as on the CPU.
  *
- *   q              (batch, seqlen_q, heads_q, head_dim_qk), f64, f32, bf16 or f16   also f8e4m3fn, f8e5m2, i8 and i4,
- *                  which no kernel computes yet
+ *   q              (batch, seqlen_q, heads_q, head_dim_qk), f64, f32, bf16 or f16   also f8e4m3fn and f8e5m2, beside k
+ *                  and v of the same dtype; no kernel computes q of i8 or i4
  *   k, v           (batch, seqlen_kv, heads_kv, head_dim_qk or head_dim_v)   heads_kv divides heads_q; each has a dtype
  *                  of q's list of its own. Kernels take that of q, and for few queries some take caches of f8e4m3fn, i8
  *                  and i4 (k and v alike) beside q of f32, bf16 or f16. v may be the first columns of k
@@ -135,11 +135,13 @@ typedef struct tessella_tensor {
  *                  axis may be 1 and leading ones may be left out. Row r of a head has the factor of block r /
  *                  scale_block; scale_block 0 is one block for all rows. Pools of pages have a page in place of batch,
  *                  and blocks of a page's rows; packed tensors have blocks of their rows and one batch, or a batch and
- *                  one block. They may lie between the rows that they are of. k_scale and v_scale: beside k and v of 8
- *                  or 4 bits alone. No kernel applies q_scale yet
- *   out_scale      as q_scale, over out, f32   out holds the result divided by it; no kernel takes it yet
- *   amax           as q_scale, over out, f32   written: the largest |result| that an entry covers; no kernel writes it
- *                  yet
+ *                  one block. They may lie between the rows that they are of. Each is given beside what has 8 or 4 bits
+ *                  alone
+ *   out_scale      as q_scale, over out, f32   out, of f8e4m3fn or f8e5m2, holds the result divided by it, rounded to
+ *                  nearest even; what is beyond the largest number becomes that. A scale below 2^-90 in size counts as
+ *                  zero, and then out is 0
+ *   amax           as q_scale, over out, f32   written: the largest |result| that an entry covers, before it is divided
+ *                  and rounded; 0 where it covers none
  *   seqlens_q, seqlens_kv   (batch) i32   valid lengths of q, and of k and v; out rows past seqlens_q are 0, their lse
  *                  -inf
  *   cu_seqlens_q, cu_seqlens_kv   (batch + 1) i32   packed variable length: sequence b is rows [cu[b], cu[b + 1]) of
@@ -669,7 +671,7 @@ typedef struct tessella_check_report {
   double plain_error;     /* the same of a plain computation: S and softmax in fp32, P rounded to the input dtype */
   double tolerance;       /* what max_error was held against */
   int32_t passed;         /* 1 if NaN and inf stand where they may and max_error <= tolerance */
-  int64_t worst_index[4]; /* batch, row, head, dim of the worst element; dim -1: of lse */
+  int64_t worst_index[4]; /* batch, row, head, dim of the worst element; dim -1: of lse, -2: of amax */
   double worst_got;
   double worst_expected;
   const char* worst_tensor; /* "out", "lse", "dq", ...: the one whose numbers these are */

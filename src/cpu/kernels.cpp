@@ -10,6 +10,7 @@
 #include "cpu/amx/forward_amx.hpp"
 #include "cpu/append.hpp"
 #include "cpu/copy_pages.hpp"
+#include "cpu/forward_widened.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/vector/backward_vector.hpp"
 #include "cpu/vector/decode_vector.hpp"
@@ -139,6 +140,23 @@ struct MergeRow {
   }
 };
 
+constexpr uint32_t kFloat8s = dtype_bit(core::DType::f8e4m3fn) | dtype_bit(core::DType::f8e5m2);
+constexpr uint32_t kWiderFloats =
+    dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
+constexpr core::Kernel kForwardWidened = {
+    .name = "cpu.forward_widened",
+    .summary = "fp8 in copies of fp32, by another kernel; out of fp8, amax",
+    .dtypes = kWiderFloats | kFloat8s,
+    .max_head_dim = kMaxHeadDim,
+    .features = core::kCommonFeatures | core::kQuantizedFeatures | core::Feature::scales,
+    .kv_dtypes = core::kCacheDTypes,
+    .out_dtypes = core::kSameDType | kWiderFloats | kFloat8s,
+    .serves_few = true,  // by a kernel that does
+    .workspace = widened_workspace,
+    .threads = threads_for,
+    .describe = describe_widened,
+    .prepare = prepare_widened,
+    .run = run_widened};
 constexpr core::Kernel kAppend = {.name = "cpu.append",
                                   .operation = core::Operation::append,
                                   .summary = "plain loops, a row at a time, fp32 or f64",
@@ -176,6 +194,7 @@ auto all_kernels() {
     VectorRow<InstructionSet::sse4>::kernel("cpu.forward_sse4", "fp32 or f64 on SSE4, 4 or 2 rows a vector", "sse4"),
     VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 or f64, one row at a time, any x86-64",
                                                 "any"),
+    kForwardWidened,
     kBackwardAmx,
     BackwardRow<InstructionSet::avx512>::kernel("cpu.backward_avx512", "fp32 or f64 on AVX-512, 16 or 8 rows a vector",
                                                 "avx512"),
@@ -194,6 +213,7 @@ auto all_kernels() {
         "cpu.decode_baseline", "few queries, keys split over threads, the baseline's vectors (NEON)", "any"),
     VectorRow<InstructionSet::baseline>::kernel("cpu.forward_baseline", "fp32 or f64 on the baseline's vectors (NEON)",
                                                 "any"),
+    kForwardWidened,
     BackwardRow<InstructionSet::baseline>::kernel("cpu.backward_baseline",
                                                   "fp32 or f64 on the baseline's vectors (NEON)", "any"),
     MergeRow<InstructionSet::baseline>::kernel("cpu.merge_baseline", "fp32 or f64 on the baseline's vectors (NEON)",

@@ -13,6 +13,7 @@
 #include "cuda/forward_f8_sm90/recipe.hpp"
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
+#include "cuda/forward_widened/recipe.hpp"
 #include "cuda/ladder/recipe.hpp"
 #include "cuda/launch/classify.hpp"
 #include "cuda/launch/run.hpp"
@@ -26,6 +27,7 @@ using core::dtype_bit;
 
 constexpr uint32_t kHalves = dtype_bit(DType::bf16) | dtype_bit(DType::f16);
 constexpr uint32_t kFloats = kHalves | dtype_bit(DType::f32);
+constexpr uint32_t kFloat8s = dtype_bit(DType::f8e4m3fn) | dtype_bit(DType::f8e5m2);
 
 // Masks that are bands, and what enters a score without memory of its own.
 constexpr core::Features kDecodeFeatures =
@@ -91,6 +93,17 @@ constexpr KernelRow kForwardSm80 = {
     .schedule_needed = mask_map_bytes,
     .recipe = forward_sm80_recipe,
     .cost = forward_sm80_cost};
+// Before cuda.decode, which reads caches of 8 bits where they are: this one leaves it the calls of few queries.
+constexpr KernelRow kForwardWidened = {
+    .name = "cuda.forward_widened",
+    .summary = "tensors of 8 bits in copies of bf16, by another kernel; out of fp8, amax",
+    .architectures = "sm_80+",
+    .dtypes = kFloats | kFloat8s,
+    .max_head_dim = 512,
+    .features = kForwardFeatures | core::kQuantizedFeatures | core::Feature::scales,
+    .kv_dtypes = core::kSameDType | dtype_bit(DType::f8e4m3fn) | dtype_bit(DType::i8),
+    .out_dtypes = core::kSameDType | kFloats | kFloat8s,
+    .recipe = forward_widened_recipe};
 constexpr KernelRow kBackwardSm90 = {
     .name = "cuda.backward_sm90",
     .operation = core::Operation::backward,
@@ -170,10 +183,10 @@ constexpr KernelRow kFlash1 = {.name = "cuda.flash_1",
 
 core::KernelTable cuda_kernels() {
   return core::once([] {
-    return std::array{kernel<kDecode>(), kernel<kForwardF8Sm90>(),           kernel<kForwardSm90>(),      kernel<kForwardSm80>(),
-                      kernel<kBackwardSm90>(),     kernel<kBackwardSm80>(),     kernel<kMerge>(),
-                      kernel<kAppend>(),           kernel<kCopyPages>(),        kernel<kStandard>(),
-                      kernel<kStandardBackward>(), kernel<kDecodeUnifiedMax>(), kernel<kFlash1>()};
+    return std::array{kernel<kForwardF8Sm90>(), kernel<kForwardWidened>(), kernel<kDecode>(), kernel<kForwardSm90>(),
+                      kernel<kForwardSm80>(), kernel<kBackwardSm90>(), kernel<kBackwardSm80>(), kernel<kMerge>(),
+                      kernel<kAppend>(), kernel<kCopyPages>(), kernel<kStandard>(), kernel<kStandardBackward>(),
+                      kernel<kDecodeUnifiedMax>(), kernel<kFlash1>()};
   });
 }
 

@@ -12,9 +12,9 @@
 // steps of e4m3, of which half is 2^-10, are up to 2^-17 of it. Hopper's matrix unit sums the products of 32 columns
 // and the sum so far with about 13 bits below the largest of them (DeepSeek-V3, arXiv 2412.19437, section 3.5.2), which
 // errs in s_j by 2^-13 of the largest term or partial sum, and the more steps there are by the root of their number.
-// Other kernels give fp8, or k and v of fewer bits than q, to a matrix unit of 16 bits: q, k and v times their scales
-// are then rounded to bf16, or to the dtype of q, once. Elements of one row and mantissa are all rounded to the same
-// side, so what that does is no root of squares: it is computed, and it is nothing where scales are powers of two.
+// Other kernels give fp8, or k and v of fewer bits than q of bf16, to a matrix unit of 16 bits: q, k and v times their
+// scales are then rounded to bf16 once. Elements of one row and mantissa are all rounded to the same side, so what that
+// does is no root of squares: it is computed, and it is nothing where scales are powers of two.
 //
 // All other errors are independent, so their sum over keys is as large as sqrt(sum (P_j v_j)^2), not sum P_j |v_j|,
 // which would hide real defects in long rows; a rounding error has a standard deviation of u / sqrt(3), so the factor 2
@@ -79,9 +79,8 @@ bool is_subnormal(double value) { return std::abs(value) < 0x1p-126; }
 
 // What kernels may round q, k and v to before they multiply them; none: not at all.
 DType widened(const AttentionArguments& p) {
-  if (core::is_float8(p.dtype())) return DType::bf16;
-  const bool is_16_bit = p.dtype() == DType::bf16 || p.dtype() == DType::f16;
-  return is_16_bit && core::is_quantized(p.k().dtype) ? p.dtype() : DType::none;
+  const bool is_beside_bf16 = p.dtype() == DType::bf16 && core::is_quantized(p.k().dtype);
+  return core::is_float8(p.dtype()) || is_beside_bf16 ? DType::bf16 : DType::none;
 }
 
 // What a sum of 32 columns in Hopper's matrix unit for fp8 keeps of its largest term.

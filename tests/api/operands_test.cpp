@@ -1,5 +1,5 @@
-// What the API knows and no kernel computes yet: dtypes of 8 and 4 bits, k and v with dtypes of their own, scales,
-// slices, classes of queries. Each is checked by the API and unsupported by every kernel with its reason.
+// What the API knows and few kernels compute, or none: dtypes of 8 and 4 bits, k and v with dtypes of their own,
+// scales, slices, classes of queries. Each is checked by the API and unsupported by every other kernel with its reason.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -72,25 +72,46 @@ struct Named {
 constexpr Named kQuantized[] = {
     {ts::f8e4m3fn, "f8e4m3fn", 8}, {ts::f8e5m2, "f8e5m2", 8}, {ts::i8, "i8", 8}, {ts::i4, "i4", 4}};
 
-TEST(Operands, OfEightAndFourBitsAreUnsupportedByEveryKernel) {
-  for (const Named& dtype : kQuantized) {
+// q, k, v and out of fp8.
+bool takes_float8(const std::string& kernel) {
+  return kernel == "reference.attention" || kernel == "cpu.forward_widened";
+}
+
+TEST(Operands, QOfFloat8IsTakenByFewKernels) {
+  for (const Named& dtype : {kQuantized[0], kQuantized[1]}) {
+    EXPECT_EQ(ts::size_bits(dtype.dtype), dtype.bits);
+    for (const ts::DType out : {ts::f32, ts::bf16, ts::f16, ts::f8e4m3fn, ts::f8e5m2}) {
+      SmallCall call;
+      set_dtype(call, dtype.dtype);
+      call.args.out = ts::view(call.out.data(), out, {kBatch, kSeqlenQ, kHeadsQ, kDim});
+      EXPECT_NO_THROW(ts::forward(call.args, call.options));
+      expect_reason(call, std::string("does not compute ") + dtype.name, takes_float8);
+    }
+    SmallCall call;
+    set_dtype(call, dtype.dtype);
+    call.args.v = ts::view(g_bytes, ts::i8, {kBatch, kSeqlenKv, kHeadsKv, kDim});
+    EXPECT_EQ(invalid(call),
+              std::string("forward: v.dtype is i8, expected ") + dtype.name + " = q.dtype, as q is of 8 bits");
+  }
+}
+
+TEST(Operands, QOfIntegersIsUnsupportedByEveryKernel) {
+  for (const Named& dtype : {kQuantized[2], kQuantized[3]}) {
     EXPECT_EQ(ts::size_bits(dtype.dtype), dtype.bits);
     for (const ts::DType out : {ts::f32, ts::bf16, ts::f16}) {
       SmallCall call;
       set_dtype(call, dtype.dtype);
       call.args.out = ts::view(call.out.data(), out, {kBatch, kSeqlenQ, kHeadsQ, kDim});
       const std::string message = unsupported(call);
-      EXPECT_EQ(message, std::string("forward: q.dtype is ") + dtype.name +
-                             ", and no forward kernel on the CPU computes it, expected f64, f32, bf16 or f16");
+      EXPECT_EQ(message,
+                std::string("forward: q.dtype is ") + dtype.name +
+                    ", and no forward kernel on the CPU computes it, expected f64, f32, bf16, f16, f8e4m3fn or f8e5m2");
       expect_reason(call, std::string("does not compute ") + dtype.name);
     }
   }
 }
 
-// Of few queries on a cache.
-bool takes_quantized(const std::string& kernel) {
-  return kernel == "reference.attention" || kernel.starts_with("cpu.decode");
-}
+bool takes_quantized(const std::string& kernel) { return takes_float8(kernel) || kernel.starts_with("cpu.decode"); }
 
 TEST(Operands, KAndVHaveADtypeOfTheirOwn) {
   for (const Named& dtype : kQuantized) {
@@ -180,10 +201,10 @@ TEST(Operands, OfFourBitsMayHaveOddHeadDims) {
   }
 }
 
-TEST(Operands, OutOfEightBitsIsUnsupportedByEveryKernel) {
+TEST(Operands, OutOfEightBitsIsWrittenByFewKernels) {
   SmallCall call;
   call.args.out = ts::view(call.out.data(), ts::f8e5m2, {kBatch, kSeqlenQ, kHeadsQ, kDim});
-  expect_reason(call, "does not write out.dtype f8e5m2 beside q.dtype f32");
+  expect_reason(call, "does not write out.dtype f8e5m2 beside q.dtype f32", takes_float8);
   call.args.out = ts::view(call.out.data(), ts::i8, {kBatch, kSeqlenQ, kHeadsQ, kDim});
   EXPECT_EQ(invalid(call), "forward: out.dtype is i8, expected f32 = q.dtype");
   set_dtype(call, ts::i8);
@@ -203,6 +224,14 @@ constexpr Scale kScales[] = {{"q_scale", &ts::ForwardArgs::q_scale, 2, kHeadsQ},
                              {"out_scale", &ts::ForwardArgs::out_scale, 2, kHeadsQ},
                              {"amax", &ts::ForwardArgs::amax, 2, kHeadsQ}};
 
+// With all of fp8.
+void expect_taken(SmallCall& call) {
+  set_dtype(call, ts::f8e4m3fn);
+  call.args.out = ts::view(call.out.data(), ts::f8e4m3fn, {kBatch, kSeqlenQ, kHeadsQ, kDim});
+  EXPECT_NO_THROW(ts::plan_forward(call.args, call.options));
+  expect_reason(call, "does not compute f8e4m3fn", takes_float8);
+}
+
 // With k and v of 8 bits, by the reference at least.
 void expect_taken(SmallCall& call, int64_t batch, int64_t rows) {
   call.args.k = ts::view(g_bytes, ts::i8, {batch, rows, kHeadsKv, kDim});
@@ -218,8 +247,7 @@ TEST(Scales, BroadcastByOneRule) {
     const bool is_of_keys = scale.name[0] == 'k' || scale.name[0] == 'v';
     const auto expect_fits = [&](SmallCall& call) {
       if (is_of_keys) return expect_taken(call, kBatch, kSeqlenKv);
-      expect_reason(call, "does not support q_scale/out_scale/amax");
-      EXPECT_EQ(unsupported(call), "forward: no forward kernel on the CPU supports q_scale/out_scale/amax");
+      expect_taken(call);
     };
     for (const ts::TensorView& fits :
          {factors({kBatch, blocks, heads}), factors({1, blocks, heads}), factors({kBatch, 1, heads}),
@@ -243,9 +271,12 @@ TEST(Scales, BroadcastByOneRule) {
     expect_fits(call);
     call.args.*scale.slot = factors({kBatch, blocks, heads});
     EXPECT_NE(invalid(call), "");
-    if (!is_of_keys) continue;
     call = {};
     call.args.*scale.slot = factors({1});
+    const bool is_of_out = scale.slot == &ts::ForwardArgs::out_scale;
+    if (is_of_out)
+      EXPECT_EQ(invalid(call), "forward: out_scale is given and out.dtype is f32, expected f8e4m3fn or f8e5m2");
+    if (is_of_out || scale.slot == &ts::ForwardArgs::amax) continue;
     EXPECT_EQ(invalid(call), std::string("forward: ") + scale.name + " is given and " + scale.name[0] +
                                  ".dtype is f32, expected a dtype of 8 or 4 bits");
   }
@@ -270,15 +301,16 @@ TEST(Scales, OfPagesArePages) {
 TEST(Scales, OfPackedRowsAreOfSequencesOrOfBlocks) {
   static const int32_t cu[] = {0, 1, 3};
   SmallCall call;
-  call.args.q = ts::view(call.q.data(), ts::f32, {3, kHeadsQ, kDim});
+  set_dtype(call, ts::f8e4m3fn);
+  call.args.q = ts::view(g_bytes, ts::f8e4m3fn, {3, kHeadsQ, kDim});
   call.args.out = ts::view(call.out.data(), ts::f32, {3, kHeadsQ, kDim});
   call.args.lse = {};
   call.args.cu_seqlens_q = ts::view(cu, ts::i32, {3});
   call.args.q_scale = factors({2, 1, kHeadsQ});
-  expect_reason(call, "does not support q_scale/out_scale/amax");
+  expect_reason(call, "does not compute f8e4m3fn", takes_float8);
   call.options.scale_block = 2;
   call.args.q_scale = factors({1, 2, kHeadsQ});
-  expect_reason(call, "does not support q_scale/out_scale/amax");
+  expect_reason(call, "does not compute f8e4m3fn", takes_float8);
   call.args.q_scale = factors({2, 2, kHeadsQ});
   EXPECT_NE(invalid(call), "");
 }
@@ -293,11 +325,15 @@ TEST(Scales, AreHeldAgainstTheRest) {
   call.options.scale_block = 0;
   call.args.amax = ts::view(call.out.data(), ts::f32, {1});
   EXPECT_EQ(invalid(call), "forward: amax overlaps out, expected memory of its own");
+  set_dtype(call, ts::f8e4m3fn);
   call.args.q_scale = factors({1});
   call.args.amax = factors({1});
   EXPECT_EQ(invalid(call), "forward: amax overlaps q_scale, expected memory of its own");
   call.args.amax = ts::view(static_cast<const void*>(g_factors), ts::f32, {1});
   EXPECT_EQ(invalid(call), "forward: amax is read-only, expected memory that may be written");
+  static float entries[kHeadsQ];
+  call.args.amax = ts::view(entries, ts::f32, {1, kHeadsQ}, {1, 0});
+  EXPECT_NO_THROW(ts::forward(call.args, call.options));  // an axis of stride 0 is one that broadcasts
   call.args.amax = {};
   call.args.q_scale = ts::view(call.out.data(), ts::f32, {1});
   EXPECT_EQ(invalid(call), "forward: out overlaps q_scale, expected memory of its own");
@@ -386,9 +422,8 @@ TEST(QueryClass, IsAskedForBesideBatchInvariant) {
   call.options.query_class = ts::QueryClass::many;
   EXPECT_EQ(unsupported(call), "");
   call.options.query_class = ts::QueryClass::few;
-  expect_reason(call, "is for many queries, and query_class is few", [](const std::string& kernel) {
-    return kernel == "reference.attention" || kernel.starts_with("cpu.decode_");
-  });
+  expect_reason(call, "is for many queries, and query_class is few",
+                [](const std::string& kernel) { return takes_float8(kernel) || kernel.starts_with("cpu.decode_"); });
   call.options.kernel = "reference.attention";
   EXPECT_EQ(unsupported(call), "");
 }

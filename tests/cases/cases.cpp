@@ -270,16 +270,38 @@ void limit_work(Random& random, Case& c) {
   if (products() > kMostProducts) c.seqlen_q = random.in(1, 9);
 }
 
-void draw_float8(Random& random, Case& c) {
+namespace {
+
+// Draws the kinds of a case's scales.
+class ScaleKinds {
+ public:
+  ScaleKinds(Random& random, Case& c) : random_(random), finest_(random.one_of(kFinest)) {
+    static constexpr int64_t kBlocks[] = {1, 3, 7, 64, 128, 200};
+    if (finest_ == "bh") c.scale_block = random.one_of(kBlocks);
+  }
+  std::string operator()(double absent) {
+    if (random_.chance(absent)) return "";
+    return random_.chance(0.5) ? finest_ : random_.chance(0.5) ? "1" : "h";
+  }
+
+ private:
   // Packed tensors have scales of sequences only where they have none of blocks.
   static constexpr const char* kFinest[] = {"th", "bh", "bh", "sh"};
-  const std::string finest = random.one_of(kFinest);
-  const auto scale = [&](double absent) -> std::string {
-    if (random.chance(absent)) return "";
-    return random.chance(0.5) ? finest : random.chance(0.5) ? "1" : "h";
-  };
-  static constexpr int64_t kBlocks[] = {1, 3, 7, 64, 128, 200};
-  if (finest == "bh") c.scale_block = random.one_of(kBlocks);
+  Random& random_;
+  std::string finest_;
+};
+
+}  // namespace
+
+void draw_out_of_float8(Random& random, Case& c) {
+  ScaleKinds scale(random, c);
+  if (random.chance(0.7)) c.out_dtype = random.chance(0.5) ? "f8e4m3fn" : "f8e5m2";
+  if (c.out_dtype.starts_with("f8")) c.out_scale = scale(0.2);
+  c.amax = scale(0.3);
+}
+
+void draw_float8(Random& random, Case& c) {
+  ScaleKinds scale(random, c);
   c.kv_dtype = c.dtype;
   c.q_scale = scale(0.2);
   c.kv_scale = scale(0.2);
@@ -290,6 +312,17 @@ void draw_float8(Random& random, Case& c) {
   c.out_dtype = random.one_of(kOuts);
   if (c.out_dtype.starts_with("f8")) c.out_scale = scale(0.2);
   c.amax = scale(0.7);
+}
+
+Case of_eight_bits(Case c) {
+  Random random(~c.seed);
+  if (c.dtype.starts_with("f8")) {
+    draw_float8(random, c);
+  } else {
+    draw_out_of_float8(random, c);
+    if (!c.out_dtype.starts_with("f8") && c.amax.empty()) c.amax = "1";
+  }
+  return c;
 }
 
 Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes) {
@@ -320,7 +353,11 @@ Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes
   if (kernel.starts_with("cpu.") && random.chance(0.15)) random_regions(random, c);
   if (!c.packed_kv && c.page_size == 0) c.cache_batch_idx = random.chance(0.15);
   if (!(c.bias + c.dense + c.block_map + c.draft_mask).empty()) draw_score_order(random, c);
-  if (c.dtype.starts_with("f8")) draw_float8(random, c);
+  if (c.dtype.starts_with("f8")) {
+    draw_float8(random, c);
+  } else if ((kernel.ends_with("forward_widened") || kernel == "reference.attention") && random.chance(0.3)) {
+    draw_out_of_float8(random, c);
+  }
   return c;
 }
 

@@ -138,6 +138,10 @@ void limit_work(Random& random, Case& c);
 
 // Scales and amax, and a dtype of out, beside q, k and v of fp8.
 void draw_float8(Random& random, Case& c);
+// Beside others: out of fp8, or amax.
+void draw_out_of_float8(Random& random, Case& c);
+// The case with one of both, by its dtype.
+Case of_eight_bits(Case c);
 
 // The axes of masks and bias in any order.
 void draw_score_order(Random& random, Case& c);

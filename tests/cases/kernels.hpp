@@ -33,14 +33,17 @@ struct KernelInfo {
 inline void PrintTo(const KernelInfo& kernel, std::ostream* stream) { *stream << kernel.name; }
 
 // Those that compute the operation: "forward", "backward", "merge", "append", "copy_pages", each any of its calls.
-// "decode": those of forward on a GPU that are for few queries alone.
+// "decode": those of forward on a GPU that are for few queries alone; "widened": that for tensors of 8 bits alone.
 inline std::vector<KernelInfo> kernels_of(const std::string& operation) {
   std::vector<KernelInfo> kernels;
   for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {
     tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
     if (tessella_kernel_describe(idx, &info) != TESSELLA_OK) continue;
-    const bool decodes = std::string_view(info.name).starts_with("cuda.decode");
-    if ((decodes ? "decode" : info.operation) != operation) continue;
+    const std::string_view name = info.name;
+    const char* of = name.starts_with("cuda.decode")  ? "decode"
+                     : name == "cuda.forward_widened" ? "widened"
+                                                      : info.operation;
+    if (of != operation) continue;
     kernels.push_back({info.name, info.operation, info.dtypes, info.unavailable, info.device, info.max_head_dim});
   }
   return kernels;

@@ -376,7 +376,7 @@ class Attend(CliTest):
             (["--scale", "1e400"], "--scale is 1e400, expected a number that float32 can hold"),
             (["--softcap", "1e-46"], "--softcap is 1e-46, expected a number that float32 can hold"),
             (["--sink", "1e400"], "--sink is 1e400, expected a number that float64 can hold"),
-            (["--q-scale", "2"], "tessella: no forward kernel on the CPU supports --q-scale/--out-scale/amax\n"),
+            (["--q-scale", "2"], "tessella: --q-scale is given and q.dtype is f32, expected a dtype of 8 or 4 bits\n"),
             (["--num-sms", "3"], "tessella: --num-sms is for GPUs, and q is on the CPU\n"),
             (["--dropout", "1"], "tessella: --dropout is 1, expected a probability in [0, 1)\n"),
             (["--mask", "dense:" + str(SAMPLE) + ":q"], "q: elements are F32, expected bool, or integers 0 and 1"),

@@ -54,7 +54,7 @@ class Others(CliTest):
         self.assertEqual({row["operation"] for row in rows}, operations)
         self.assertIn("any", {row["architectures"] for row in rows})
         quantized = run("kernels", "--why", "--dtype", "f8e4m3fn", "--head-dim", 64).stdout
-        self.assertEqual(quantized.count("runs"), quantized.count("runs on cuda tensors"))
+        self.assertIn("runs this", quantized)
         self.assertIn("does not compute f8e4m3fn", quantized)
         self.expect_error("kernels", "--why", "--heads", "3/2", saying="multiple of KV heads")
         self.expect_error("kernels", "--seqlen", 5, "--json", saying="--seqlen is given without --why")

@@ -295,6 +295,33 @@ AttentionArguments quantized(core::DType dtype) {
   return p;
 }
 
+// Copies of q, k and v, the other kernel, and out from its result.
+TEST(WidenedLaunch, StepsAroundAnotherKernel) {
+  in_child([] {
+    AttentionArguments p = step(2, 1, 300, 200);
+    for (const core::Name name : {core::Name::q, core::Name::k, core::Name::v}) {
+      p.operands[name].dtype = p.tensors[name].dtype = core::DType::f8e4m3fn;
+    }
+    const core::Plan plan = planned(p, "");
+    EXPECT_EQ(plan.kernel->name, "cuda.forward_widened");
+    for (const char* part :
+         {"kernel: cuda.forward_widened", "q, k and v of f8e4m3fn in bf16, by cuda.forward_sm90: "}) {
+      EXPECT_NE(plan.explanation.find(part), std::string::npos) << plan.explanation;
+    }
+    constexpr int64_t kBytes = 2 * (200 * 8 * 128 + 300 * 128 * 2) * 2;  // of bf16, for two sequences
+    EXPECT_GE(plan.workspace.scratch_bytes, kBytes);
+    EXPECT_LT(plan.workspace.scratch_bytes, kBytes + (64 << 10));
+    run(plan, p);
+    EXPECT_EQ(fake_driver()->launches.size(), 2U);
+    static float entry;
+    p.tensors[core::Name::amax] = {reinterpret_cast<std::byte*>(&entry), core::DType::f32, 0, 0, 0};
+    p.operands[core::Name::amax].dtype = core::DType::f32;
+    p.features |= Feature::scales;
+    run(planned(p, ""), p);
+    EXPECT_EQ(fake_driver()->launches.size(), 3U);
+  });
+}
+
 TEST(DecodeLaunch, QuantizedCaches) {
   in_child([] {
     for (const core::DType dtype : {core::DType::f8e4m3fn, core::DType::i8, core::DType::i4}) {
@@ -327,9 +354,18 @@ TEST(DecodeLaunch, QuantizedCaches) {
       EXPECT_NE(ineligible([&] { planned(p); }).find("begin at multiples of 16 bytes and fill them"), std::string::npos)
           << ineligible([&] { planned(p); });
     }
-    AttentionArguments many = quantized(core::DType::i8);
+    // Prompts on such caches are decoding's where cuda.forward_widened does not take them.
+    AttentionArguments many = quantized(core::DType::i4);
     many.seqlen_q = many.total_q = 1000;
-    EXPECT_EQ(planned(many, "").kernel->name, "cuda.decode") << "there is no other";
+    EXPECT_EQ(planned(many, "").kernel->name, "cuda.decode");
+    many = quantized(core::DType::i8);
+    many.seqlen_q = many.total_q = 1000;
+    EXPECT_EQ(planned(many, "").kernel->name, "cuda.forward_widened");
+    many.num_splits = 2;
+    EXPECT_EQ(planned(many, "").kernel->name, "cuda.decode");
+    many.num_splits = 0;
+    many.seqlen_q = many.total_q = 8;  // of eight heads
+    EXPECT_EQ(planned(many, "").kernel->name, "cuda.decode");
     AttentionArguments p = quantized(core::DType::i8);
     for (const core::Name name : {core::Name::q, core::Name::out}) {
       p.operands[name].dtype = p.tensors[name].dtype = core::DType::f32;

@@ -15,6 +15,7 @@
 #include "cuda/compile/nvrtc.hpp"
 #include "cuda/copy_pages/recipe.hpp"
 #include "cuda/forward_sm80/config.hpp"
+#include "cuda/forward_widened/recipe.hpp"
 #include "cuda/ladder/recipe.hpp"
 #include "cuda/merge/recipe.hpp"
 #include "gpu/kernel_matrix.hpp"
@@ -110,6 +111,34 @@ TEST(KernelMatrixAppend, QuantizedCompilesWithoutSpills) {
       }
     }
   }
+}
+
+// forward_widened's own steps: every dtype of copies and of out. Those of the kernel between them are in the matrix of
+// that kernel.
+TEST(KernelMatrixWidened, CompilesWithoutSpills) {
+  if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  const auto expect_small_steps = [&](DType q, DType kv, DType out) {
+    core::AttentionShape shape{.batch = 1, .heads_q = 8, .heads_kv = 1, .head_dim_qk = 128, .head_dim_v = 128};
+    shape.seqlen_q = shape.total_q = shape.seqlen_kv = shape.total_kv = 1024;
+    for (const core::Name name : {core::Name::q, core::Name::k, core::Name::v}) {
+      shape.operands[name] = {name == core::Name::q ? q : kv, 16};
+    }
+    shape.operands[core::Name::out].dtype = out;
+    shape.operands[core::Name::amax].dtype = DType::f32;
+    for (const int arch : {80, 90}) {
+      Recipe recipe = forward_widened_recipe(shape, typical_device(arch));
+      ASSERT_EQ(recipe.ineligible, "");
+      std::erase_if(recipe.steps, [](const Step& step) { return step.program.header != "cuda/device/widen.hpp"; });
+      ASSERT_EQ(recipe.steps.size(), 2U);
+      expect_small(store, recipe, arch);
+    }
+  };
+  for (const DType out : {DType::bf16, DType::f16, DType::f32, DType::f8e4m3fn, DType::f8e5m2}) {
+    expect_small_steps(DType::f8e4m3fn, DType::f8e4m3fn, out);
+  }
+  expect_small_steps(DType::f8e5m2, DType::f8e5m2, DType::f32);
+  expect_small_steps(DType::bf16, DType::i8, DType::f32);
 }
 
 // copy_pages: pieces of every size.

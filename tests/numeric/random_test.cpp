@@ -164,6 +164,7 @@ Case random_case(const Kernel& kernel, uint64_t seed, const Arguments& arguments
   const auto idx = static_cast<int>(seed % static_cast<uint64_t>(max_configs));
   Case c = kernel.is_on_gpu ? random_case_of(kernel.configuration(idx), seed, kernel.name)
                             : tessella::tests::random_case(seed, kernel.name, kernel.dtypes);
+  if (kernel.name == "cuda.forward_widened") c = tessella::tests::of_eight_bits(c);
   if (kernel.is_for_few()) c.batch_invariant = c.few = true;  // for any number of rows
   return kernel.is_backward ? tessella::tests::supported(tessella::tests::backward_of(c)) : c;
 }
@@ -174,6 +175,7 @@ Case smallest_case(const Kernel& kernel, int idx) {
     return tessella::tests::random_decode_case(static_cast<uint64_t>(idx), kernel.name, kernel.dtypes, idx + 1);
   }
   Case c = smallest_case(kernel.configuration(idx), kernel.name);
+  if (kernel.name == "cuda.forward_widened") return tessella::tests::of_eight_bits(c);
   if (!kernel.is_backward) return c;
   c.gradients = "qkvs";
   c.sink = true;

@@ -1,4 +1,4 @@
-// fp8 e4m3 and 4-bit integers: every bit pattern there and back, and rounding against exact arithmetic in float64.
+// fp8 and 4-bit integers: every bit pattern there and back, and rounding against exact arithmetic in float64.
 #include "portable/float8.hpp"
 
 #include <gtest/gtest.h>
@@ -14,11 +14,13 @@ namespace tessella::tests {
 namespace {
 
 using portable::Float8E4M3;
+using portable::Float8E5M2;
 
-double nearest(double value) {
+// Of numbers with so many bits of a fraction, the least exponent of normal ones and the largest number.
+double nearest(double value, int bits = 3, int least = -6, double most = 448) {
   if (value == 0) return value;
-  const double unit = std::ldexp(1.0, std::max(std::ilogb(value), -6) - 3);
-  return std::clamp(std::nearbyint(value / unit) * unit, -448.0, 448.0);
+  const double unit = std::ldexp(1.0, std::max(std::ilogb(value), least) - bits);
+  return std::clamp(std::nearbyint(value / unit) * unit, -most, most);
 }
 
 TEST(Float8, EveryPatternComesBack) {
@@ -46,6 +48,34 @@ TEST(Float8, RoundsToNearestEven) {
   }
   EXPECT_EQ(portable::to_float(portable::to_float8(INFINITY)), 448);
   EXPECT_EQ(portable::to_float(portable::to_float8(-1e30F)), -448);
+}
+
+TEST(Float8, E5M2EveryPatternComesBack) {
+  for (int bits = 0; bits < 256; ++bits) {
+    const float wide = portable::to_float(Float8E5M2{static_cast<uint8_t>(bits)});
+    const int magnitude = bits & 0x7F, exponent = magnitude >> 2, mantissa = magnitude & 3;
+    EXPECT_EQ(std::isnan(wide), magnitude > 0x7C);
+    EXPECT_EQ(std::isinf(wide), magnitude == 0x7C);
+    if (!std::isfinite(wide)) continue;
+    EXPECT_EQ(int{portable::to_e5m2(wide).bits}, bits);
+    const double exact = exponent == 0 ? std::ldexp(mantissa, -16) : std::ldexp(4 + mantissa, exponent - 17);
+    EXPECT_EQ(wide, bits < 128 ? exact : -exact);
+  }
+}
+
+TEST(Float8, E5M2RoundsToNearestEven) {
+  Random random(2);
+  for (int i = 0; i < 100000; ++i) {
+    const auto value = static_cast<float>(random.normal() * std::ldexp(1.0, static_cast<int>(random.in(-20, 17))));
+    ASSERT_EQ(portable::to_float(portable::to_e5m2(value)), nearest(value, 2, -14, 57344)) << value;
+  }
+  for (int step = -2000; step <= 2000; ++step) {  // ties
+    const auto value = static_cast<float>(std::ldexp(step, -17));
+    ASSERT_EQ(portable::to_float(portable::to_e5m2(value)), nearest(value, 2, -14, 57344)) << value;
+  }
+  EXPECT_EQ(portable::to_float(portable::to_e5m2(INFINITY)), 57344);
+  EXPECT_EQ(portable::to_float(portable::to_e5m2(-1e30F)), -57344);
+  EXPECT_TRUE(std::isnan(portable::to_float(portable::to_e5m2(NAN))));
 }
 
 TEST(Int4, TwoLiveInAByte) {

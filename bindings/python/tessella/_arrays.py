@@ -44,10 +44,10 @@ DTYPES = {
 }
 # What may be of which dtype, of what is not only held against other arguments.
 EXPECTED = {
-    "q": "f64, f32, bf16 or f16",
+    "q": "f64, f32, bf16, f16, f8e4m3fn or f8e5m2",
     "k": "that of q, or f8e4m3fn, i8 or i4",
     "v": "that of k",
-    "out": "that of q, or f32",
+    "out": "that of q, f32, f8e4m3fn or f8e5m2",
     "lse": "f32",
     "bias": "f32, or that of q",
     "outs": "f64, f32, bf16 or f16",
@@ -56,7 +56,7 @@ EXPECTED = {
     "v_new": "f64, f32, bf16 or f16",
     "dtype": "float64, float32, bfloat16, float16, float8_e4m3fn, int8 or int4",
     "kv_dtype": "int4, int8 or float8_e4m3fn",
-    "out_dtype": "that of q, or float32",
+    "out_dtype": "that of q, float32, float8_e4m3fn or float8_e5m2, or beside q of float8 bfloat16 or float16",
     "gradient_dtype": "that of the inputs, or float32",
 }
 _KNOWN = "one of f64, f32, bf16, f16, bool, i32, i64, u8, i8, i4, f8e4m3fn and f8e5m2"

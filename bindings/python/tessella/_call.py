@@ -39,6 +39,13 @@ def is_swapped(layout: Any) -> bool:
     return swapped
 
 
+def out_code(out_dtype: int, q_dtype: int) -> int:
+    """The dtype of an out that is to be made; of float8 only where that is asked for."""
+    if out_dtype in (d.F32, d.BF16, d.F16, d.F8E4M3FN, d.F8E5M2):
+        return out_dtype
+    return d.BF16 if q_dtype in (d.F8E4M3FN, d.F8E5M2) else q_dtype
+
+
 def out_shape(q: Sequence[int], v: Sequence[int]) -> tuple[int, ...]:
     """The shape of out, from those of q and v."""
     return (*q[:-1], *v[-1:])
@@ -167,8 +174,7 @@ class Call:
         self.pass_array("schedule")
 
     def _out_code(self) -> int:
-        code: int = d.F32 if self.options.out_dtype == d.F32 else self.slots["q"].tensor.dtype
-        return code
+        return out_code(self.options.out_dtype, self.slots["q"].tensor.dtype)
 
     def set_array(self, name: str, array: Any) -> None:
         """Sets one field of args."""

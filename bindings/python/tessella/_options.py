@@ -32,7 +32,8 @@ class Options(TypedDict, total=False):
     mask_mod: GPU, C++ source, the body of `bool mask_mod(int b, int h, int q, int k, const Arrays& arrays)`; true =
         visible.
     scale_block: rows that have one entry of q_scale, k_scale, v_scale, out_scale, amax; 0 = all.
-    out_dtype: dtype of q, or float32.
+    out_dtype: float32, float8_e4m3fn or float8_e5m2; beside q of float8 bfloat16 (the default) or float16 too. None =
+        that of q.
     deterministic: the same bits from run to run: True = required, False = not needed, None or "auto" = the library's
         choice. The forward always gives them.
     batch_invariant: a row's bits do not depend on the batch, on lengths or on how queries are cut into calls.
@@ -54,9 +55,12 @@ class Options(TypedDict, total=False):
         axis may be 1 and leading ones may be left out. Row r of a head has the factor of block r / scale_block;
         scale_block 0 is one block for all rows. Pools of pages have a page in place of batch, and blocks of a page's
         rows; packed tensors have blocks of their rows and one batch, or a batch and one block. They may lie between the
-        rows that they are of. k_scale and v_scale: beside k and v of 8 or 4 bits alone. No kernel applies q_scale yet.
-    out_scale: as q_scale, over out, float32; out holds the result divided by it; no kernel takes it yet.
-    amax: as q_scale, over out, float32; written: the largest |result| that an entry covers; no kernel writes it yet.
+        rows that they are of. Each is given beside what has 8 or 4 bits alone.
+    out_scale: as q_scale, over out, float32; out, of float8_e4m3fn or float8_e5m2, holds the result divided by it,
+        rounded to nearest even; what is beyond the largest number becomes that. A scale below 2^-90 in size counts as
+        zero, and then out is 0.
+    amax: as q_scale, over out, float32; written: the largest |result| that an entry covers, before it is divided and
+        rounded; 0 where it covers none.
     seqlens_q, seqlens_kv: (batch) int32; valid lengths of q, and of k and v; out rows past seqlens_q are 0, their lse
         -inf.
     cu_seqlens_q, cu_seqlens_kv: (batch + 1) int32; packed variable length: sequence b is rows [cu[b], cu[b + 1]) of

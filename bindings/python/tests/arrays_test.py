@@ -263,7 +263,7 @@ def test_tensors_of_torch_that_are_no_arrays():
         with pytest.raises(tessella.InvalidArgument, match=f"^forward: q {re.escape(message)}$"):
             tessella.attention(tensor, k, v)
     for dtype in (torch.complex64, torch.uint16):
-        message = f"forward: q.dtype is {dtype}, expected f64, f32, bf16 or f16"
+        message = f"forward: q.dtype is {dtype}, expected f64, f32, bf16, f16, f8e4m3fn or f8e5m2"
         with pytest.raises(tessella.Unsupported, match=f"^{re.escape(message)}$"):
             tessella.attention(q.to(dtype), k, v)
 

@@ -37,8 +37,8 @@ def test_classes(error, builtin):
 
 
 INVALID = [
-    ({"q": Q.astype(np.int64)}, "forward: q.dtype is i64, expected f64, f32, bf16 or f16"),
-    ({"q": Q.astype(bool)}, "forward: q.dtype is bool, expected f64, f32, bf16 or f16"),
+    ({"q": Q.astype(np.int64)}, "forward: q.dtype is i64, expected f64, f32, bf16, f16, f8e4m3fn or f8e5m2"),
+    ({"q": Q.astype(bool)}, "forward: q.dtype is bool, expected f64, f32, bf16, f16, f8e4m3fn or f8e5m2"),
     ({"k": K.astype(np.int64)}, "forward: k.dtype is i64, expected f32 = q.dtype, or f8e4m3fn, i8 or i4"),
     (
         {"v": K.astype(np.uint8)},
@@ -119,16 +119,16 @@ def test_invalid(options, message):
 UNSUPPORTED = [
     (
         {"q": Q.astype(complex)},
-        "forward: q.dtype is complex128, expected f64, f32, bf16 or f16",
+        "forward: q.dtype is complex128, expected f64, f32, bf16, f16, f8e4m3fn or f8e5m2",
     ),
     (
         {"q": Q.astype(">f4")},
         "forward: q.dtype is >f4, expected the byte order of this machine, as astype(float32)",
     ),
-    ({"out_dtype": "float8"}, "forward: out_dtype is 'float8', expected that of q, or float32"),
+    ({"out_dtype": "float8"}, "forward: out_dtype is 'float8', expected that of q, float32, float8_e4m3fn or float8_e5m2, or beside q of float8 bfloat16 or float16"),
     (
         {"q": Q.astype(np.int8)},
-        "forward: q.dtype is i8, and no forward kernel on the CPU computes it, expected f64, f32, bf16 or f16",
+        "forward: q.dtype is i8, and no forward kernel on the CPU computes it, expected f64, f32, bf16, f16, f8e4m3fn or f8e5m2",
     ),
     ({"num_sms": 3}, "forward: option num_sms is for GPUs, and q is on the CPU"),
     ({"score_mod": "return 2 * score;"}, "forward: option score_mod is for GPUs, and q is on the CPU"),

@@ -157,7 +157,7 @@ def test_kernels():
     kernels = {kernel.name: kernel for kernel in tessella.kernels()}
     oracle = kernels["reference.attention"]
     assert oracle.device == "cpu" and oracle.automatic == ("f64",) and oracle.unavailable == ""
-    assert oracle.dtypes == ("f64", "f32", "bf16", "f16") and "causal/window" in oracle.features
+    assert oracle.dtypes == ("f64", "f32", "bf16", "f16", "f8e4m3fn", "f8e5m2") and "causal/window" in oracle.features
     assert oracle.summary == "plain loops in float64, the oracle" and oracle.max_head_dim > 512
 
 

@@ -93,8 +93,9 @@ def test_calls_on_caches_have_no_dropout_and_write_an_amax(device):
     assert leaf.grad.abs().max() > 0
     with pytest.raises(tessella.InvalidArgument, match="^forward: score_mod_gradient is given, expected it beside sc"):
         tessella.torch.attention(q, k, v, score_mod_gradient="return d_score;", **order)
-    with pytest.raises(tessella.Unsupported, match="amax"):  # it reaches the kernels, and none writes it yet
-        tessella.torch.attention(q, k, v, amax=torch.zeros(1, 1, 1, device=device))
+    amax = torch.full((1, 1, 1), torch.nan, device=device)
+    assert torch.allclose(tessella.torch.attention(q, k, v, amax=amax), alone)
+    assert torch.allclose(amax.reshape(()), alone.abs().max())
 
 
 def test_a_schedule(device):

@@ -91,11 +91,30 @@ inline int64_t head_dim_v(const at::Tensor& v, const Tensors& tensors) {
   return v.size(-1) * (tensors.kv_dtype == i4 && v.scalar_type() == at::kByte ? 2 : 1);
 }
 
+// Of an out that is to be made, of fp8 only where that is asked for; none: that of q.
+inline DType out_dtype(const at::Tensor& q, const AttentionOptions& options) {
+  const DType asked = options.out_dtype;
+  if (asked == f32 || asked == bf16 || asked == f16 || asked == f8e4m3fn || asked == f8e5m2) return asked;
+  const bool is_float8 = q.scalar_type() == at::kFloat8_e4m3fn || q.scalar_type() == at::kFloat8_e5m2;
+  return is_float8 ? bf16 : DType::none;
+}
+
+inline at::ScalarType scalar_type(DType out, const at::Tensor& q) {
+  switch (out) {
+    case f32: return at::kFloat;
+    case bf16: return at::kBFloat16;
+    case f16: return at::kHalf;
+    case f8e4m3fn: return at::kFloat8_e4m3fn;
+    case f8e5m2: return at::kFloat8_e5m2;
+    default: return q.scalar_type();
+  }
+}
+
 inline at::Tensor new_out(const at::Tensor& q, const at::Tensor& v, const AttentionOptions& options,
                           const Tensors& tensors) {
   std::vector<int64_t> shape = q.sizes().vec();
   shape.back() = head_dim_v(v, tensors);
-  return at::empty(shape, q.options().dtype(options.out_dtype == f32 ? at::kFloat : q.scalar_type()));
+  return at::empty(shape, q.options().dtype(scalar_type(out_dtype(q, options), q)));
 }
 
 // out as new_out makes it, without memory.
@@ -103,7 +122,7 @@ inline TensorView like_out(const at::Tensor& q, const at::Tensor& v, const Atten
                            const Tensors& tensors) {
   tessella_tensor out = view(q.detach(), "q").c_tensor();
   out.data = nullptr;
-  if (options.out_dtype == f32) out.dtype = TESSELLA_F32;
+  if (const DType dtype = out_dtype(q, options); dtype != DType::none) out.dtype = static_cast<int32_t>(dtype);
   out.shape[out.ndim - 1] = head_dim_v(v, tensors);
   int64_t step = 1;
   for (int axis = out.ndim - 1; axis >= 0; step *= out.shape[axis--]) out.strides[axis] = step;

@@ -61,7 +61,7 @@ const ExpectedError kErrors[] = {
      [](SmallCall& c) {
        c.args.q = ts::view(c.q.data(), ts::i32, {kBatch, kSeqlenQ, kHeadsQ, kDim});
      },
-     kInvalid, "q.dtype is i32, expected f64, f32, bf16 or f16"},
+     kInvalid, "q.dtype is i32, expected f64, f32, bf16, f16, f8e4m3fn or f8e5m2"},
     {"no_heads_q",
      [](SmallCall& c) {
        c.args.q = ts::view(c.q.data(), ts::f32, {kBatch, kSeqlenQ, 0, kDim});

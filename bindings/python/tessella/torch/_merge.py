@@ -22,7 +22,7 @@ _SCHEMA = (
     "(Tensor[] outs, Tensor[] lses, *, str layout='bshd', ScalarType? out_dtype=None, str? kernel_name=None, "
     "int num_sms=0, int? num_threads=None) -> (Tensor, Tensor)"
 )
-_TORCH_DTYPES = {code: getattr(torch, name) for name, code in DTYPES.items() if hasattr(torch, name)}
+TORCH_DTYPES = {code: getattr(torch, name) for name, code in DTYPES.items() if hasattr(torch, name)}
 
 
 def merge(
@@ -55,7 +55,7 @@ def merge(
         if layout != "bshd":
             named["layout"] = layout
         if out_dtype is not None:
-            named["out_dtype"] = _TORCH_DTYPES[dtype_of("out_dtype", out_dtype)]
+            named["out_dtype"] = TORCH_DTYPES[dtype_of("out_dtype", out_dtype)]
         if kernel is not None:
             named["kernel_name"] = string("kernel", kernel)
         if num_sms != 0:

@@ -13,10 +13,12 @@ from typing import Any
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from .. import _declarations as d
+from .._arrays import dtype_of
 from .._backward_call import BITS, GRADIENTS
-from .._call import is_swapped, lse_shape, out_shape
+from .._call import is_swapped, lse_shape, out_code, out_shape
 from .._library import library
 from .._options import SCHEMAS
+from ._schema import TORCH_DTYPES
 from ._tensor import TensorBackwardCall, TensorCall, refuse_other_layouts, require_one_device
 
 DEFAULT_GRADIENTS = d.DQ | d.DK | d.DV
@@ -126,11 +128,12 @@ def attention_backward(
 
 def new_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> torch.Tensor:
     """Memory for out; arguments are the operator's."""
-    dtype = torch.float32 if named.get("out_dtype") is torch.float32 else q.dtype
+    asked = named.get("out_dtype")
+    code = out_code(0 if asked is None else dtype_of("out_dtype", asked), dtype_of("q", q.dtype))
     shape = out_shape(q.shape, v.shape)
     if named.get("kv_dtype") == "int4":  # two a byte of v
         shape = (*shape[:-1], 2 * shape[-1])
-    return q.new_empty(shape, dtype=dtype)
+    return q.new_empty(shape, dtype=TORCH_DTYPES[code])
 
 
 def new_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> torch.Tensor:

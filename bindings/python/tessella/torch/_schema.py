@@ -25,7 +25,7 @@ TENSORS = {
     if field not in ("q", "k", "v", "out", "lse", "key_ranges")  # the last is reserved
 }
 
-_TORCH_DTYPES = {code: getattr(torch, name) for name, code in DTYPES.items() if hasattr(torch, name)}
+TORCH_DTYPES = {code: getattr(torch, name) for name, code in DTYPES.items() if hasattr(torch, name)}
 _ANSWERS = (None, True, False)  # deterministic, by C's number
 
 
@@ -64,7 +64,7 @@ _OF_KIND: dict[str, _Type] = {
     "uint64": _Type(_signed, _same),
     "string": _Type(_same, str.encode),
     "source": _Type(_same, str.encode),
-    "dtype": _Type(lambda code: _TORCH_DTYPES[code], lambda dtype: dtype_of("out_dtype", dtype)),
+    "dtype": _Type(lambda code: TORCH_DTYPES[code], lambda dtype: dtype_of("out_dtype", dtype)),
 }
 # What is an answer: yes, no or neither.
 _ANSWER = _Type(lambda number: _ANSWERS[number], _ANSWERS.index)

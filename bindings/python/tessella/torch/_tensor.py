@@ -14,12 +14,12 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from .. import _declarations as d
 from .._arrays import Slot, dtype_of
 from .._backward_call import BackwardCall
-from .._call import INITIAL, Call, is_swapped, lse_shape, out_shape
+from .._call import INITIAL, Call, is_swapped, lse_shape, out_code, out_shape
 from .._errors import InvalidArgument, Unsupported
 from .._fields import cache_code
 from .._kinds import layout_problem
 from .._library import failure
-from ._schema import OPTIONS, TENSORS
+from ._schema import OPTIONS, TENSORS, TORCH_DTYPES
 
 # Arguments of the operators by name: fields of tessella_forward_args and of tessella_attention_options.
 _ARRAYS = {name: field for field, name in TENSORS.items()}
@@ -243,7 +243,7 @@ class TensorCall(Call):
         slots, swapped = self.slots, self.is_swapped
         q_shape = slots["q"].shape
         if out is None:
-            dtype = torch.float32 if self.options.out_dtype == d.F32 else q.dtype
+            dtype = TORCH_DTYPES[out_code(self.options.out_dtype, slots["q"].tensor.dtype)]
             out = slots["out"].make(out_shape(q_shape, slots["v"].shape), dtype, swapped, q)
         else:
             slots["out"].read(out, swapped, None)
