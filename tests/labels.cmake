@@ -38,6 +38,7 @@ quick(decode_splits_test "Kernels/DecodeSplits.(HeadsOfAUnit|RowsOfAnyNumber)/")
 quick(quantized_test)
 quick(merge_test "Kernels/Merge.(RandomCases|AnyNumberOfStates|HeadDims|ManyRows|ExtremeLses)/")
 quick(append_test "Kernels/(Append.(PagesOfAnySize|RotaryDims|QuantizedCaches)|CopyPages.RandomCases)/")
+quick(quantize_test "Kernels/Quantize.(Scales|HadamardOfEveryHeadDim|RowsOfAnyNumbers)/|QuantizeByHand|QuantizeVerdict")
 quick(backward_test "BackwardReference|Kernels/Backward.(RandomCases|OnlyWhatIsAskedFor|EmptySizes|AddsToWhatIsThere|AWrongForwardIsCaught)/")
 
 # Kernels of the GPU, emulated, and what is queued for them.
@@ -49,6 +50,7 @@ quick(emulated_quick_backward_test)
 quick(emulated_quick_others_test)
 quick(emulated_ladder_test "Rungs/EmulatedLadder.IsRight/")
 quick(emulated_merge_test)
+quick(emulated_quantize_test "EmulatedQuantize.HeadDims")
 quick(emulated_append_test "EmulatedAppend.RandomCases|EmulatedCopyPages.RandomCases")
 quick(emulated_quick_decode_test)
 quick(emulated_toy_test)
@@ -56,7 +58,7 @@ quick(fake_driver_test)
 quick(forward_launch_test "ForwardLaunch.(OneKernelWhereMasksAreIntervals|HoppersBlocksStay|TheLadderQueuesItsKernels)")
 
 # The API.
-foreach(part api append_api backward_api backward_errors dlpack merge_api operands paged_cache pages_api plan errors
+foreach(part api append_api backward_api backward_errors dlpack merge_api operands paged_cache pages_api plan quantize_api errors
     sharing)
   quick(${part}_test)
 endforeach()

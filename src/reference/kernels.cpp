@@ -13,6 +13,7 @@
 #include "reference/ladder/kv_head.hpp"
 #include "reference/ladder/ladder.hpp"
 #include "reference/merge.hpp"
+#include "reference/quantize.hpp"
 
 namespace tessella::reference {
 namespace {
@@ -21,6 +22,7 @@ constexpr core::Features kFeatures = core::kCommonFeatures | core::Feature::slic
 
 constexpr uint32_t kFloats =
     core::dtype_bit(core::DType::f32) | core::dtype_bit(core::DType::bf16) | core::dtype_bit(core::DType::f16);
+constexpr uint32_t kFloat8s = core::dtype_bit(core::DType::f8e4m3fn) | core::dtype_bit(core::DType::f8e5m2);
 constexpr int64_t kAnyHeadDim = std::numeric_limits<int32_t>::max();
 
 constexpr core::Features kBackwardFeatures = (kFeatures | core::kGradientFeatures).without(core::kForwardOnlyFeatures);
@@ -95,6 +97,24 @@ core::KernelTable reference_kernels() {
                      .max_head_dim = kAnyHeadDim,
                      .automatic = 0,
                      .run = copy_pages_run},
+        core::Kernel{.name = "reference.quantize",
+                     .operation = core::Operation::quantize,
+                     .summary = "plain loops in float64, the oracle",
+                     .dtypes = kFloats,
+                     .max_head_dim = kAnyHeadDim,
+                     .automatic = 0,
+                     .workspace = quantize_workspace,
+                     .threads = num_threads,
+                     .run = quantize_run},
+        core::Kernel{.name = "reference.dequantize",
+                     .operation = core::Operation::dequantize,
+                     .summary = "plain loops in float64, the oracle",
+                     .dtypes = kFloat8s,
+                     .max_head_dim = kAnyHeadDim,
+                     .automatic = 0,
+                     .workspace = quantize_workspace,
+                     .threads = num_threads,
+                     .run = dequantize_run},
         ladder_kernel<kStandard>(),
         ladder_kernel<kSafeSoftmax>(),
         ladder_kernel<kOnlineSoftmax>(),

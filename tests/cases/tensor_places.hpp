@@ -18,7 +18,8 @@ inline int64_t size_of(int32_t dtype) {
     case TESSELLA_BOOL:
     case TESSELLA_U8:
     case TESSELLA_I8:
-    case TESSELLA_F8E4M3FN: return 1;
+    case TESSELLA_F8E4M3FN:
+    case TESSELLA_F8E5M2: return 1;
     default: return 2;
   }
 }

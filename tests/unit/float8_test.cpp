@@ -1,4 +1,4 @@
-// fp8 e4m3 and 4-bit integers: every bit pattern there and back, and rounding against exact arithmetic in float64.
+// fp8 and 4-bit integers: every bit pattern there and back, and rounding against exact arithmetic in float64.
 #include "portable/float8.hpp"
 
 #include <gtest/gtest.h>
@@ -46,6 +46,21 @@ TEST(Float8, RoundsToNearestEven) {
   }
   EXPECT_EQ(portable::to_float(portable::to_float8(INFINITY)), 448);
   EXPECT_EQ(portable::to_float(portable::to_float8(-1e30F)), -448);
+}
+
+// Every number of e5m2 is itself, and what lies between two of them goes to the nearer one.
+TEST(Float8, RoundsToE5M2) {
+  for (uint32_t bits = 0; bits < 256; ++bits) {
+    const float number = portable::to_float(portable::Float8E5M2{static_cast<uint8_t>(bits)});
+    if (!std::isfinite(number)) continue;
+    EXPECT_EQ(portable::to_e5m2(number).bits, bits);
+    if ((bits & 0x7F) >= 0x7B) continue;
+    const float next = portable::to_float(portable::Float8E5M2{static_cast<uint8_t>(bits + 1)});
+    const float middle = number / 2 + next / 2, away = bits < 128 ? 1e9F : -1e9F;
+    EXPECT_EQ(portable::to_e5m2(middle).bits, bits + bits % 2);
+    EXPECT_EQ(portable::to_e5m2(std::nextafter(middle, 0.0F)).bits, bits);
+    EXPECT_EQ(portable::to_e5m2(std::nextafter(middle, away)).bits, bits + 1);
+  }
 }
 
 TEST(Int4, TwoLiveInAByte) {
