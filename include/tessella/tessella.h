@@ -77,11 +77,9 @@ enum {
   TESSELLA_CUDA = 2
 };
 
-enum {                         /* flags of a tensor */
-       TESSELLA_READ_ONLY = 1, /* the memory must not be written, so no call may write it */
-       TESSELLA_TRANSPOSED =
-           2 /* (batch, heads, head_dim, rows), as tessella_quantize_args says; only where named there */
-};
+/* Flags of a tensor. The memory of one that is read-only must not be written, so no call may write it. A transposed one
+ * is (batch, heads, head_dim, rows), as tessella_quantize_args says; only where that is said. */
+enum { TESSELLA_READ_ONLY = 1, TESSELLA_TRANSPOSED = 2 };
 
 /* A view of memory that somebody else owns. Frozen: this layout never changes.
  * Attention operands are (batch, seqlen, heads, head_dim); 3-D (seqlen, heads, head_dim) and 2-D (seqlen, head_dim)
