@@ -28,7 +28,9 @@ constexpr uint32_t hadamard_signs(uint64_t seed, uint32_t i) {
   constexpr uint32_t kStream = 0x48616461;  // beside the counters of dropout
   const Random4 random =
       philox4x32_7({{i / 4, 0, 0, kStream}}, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
-  return random.word[i % 4];
+  // Not by an index, which would put the words into a GPU thread's memory.
+  const uint32_t even = i % 4 < 2 ? random.word[0] : random.word[2], odd = i % 4 < 2 ? random.word[1] : random.word[3];
+  return i % 2 == 0 ? even : odd;
 }
 
 inline float with_sign(float x, uint32_t signs, int32_t bit) {
