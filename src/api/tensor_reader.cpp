@@ -67,7 +67,8 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
                     "writes and dequantize reads"));
   }
   if ((tensor.flags & ~flags) != 0) {
-    invalid(message(function_, ": ", name, ".flags is ", tensor.flags, ", expected 0 or TESSELLA_READ_ONLY"));
+    invalid(message(function_, ": ", name, ".flags is ", tensor.flags, ", expected 0 or TESSELLA_READ_ONLY",
+                    (flags & TESSELLA_TRANSPOSED) != 0 ? ", with TESSELLA_TRANSPOSED or without" : ""));
   }
   for (const uint64_t word : tensor.reserved) {
     if (word != 0) invalid(message(function_, ": ", name, ".reserved is ", word, ", expected zeros"));
