@@ -43,12 +43,14 @@ def files(read: table.Table) -> dict[str, str]:
     """What every file holds."""
     structs = {name: c.declaration(name, struct) for name, struct in read.items() if "layout" in struct}
     header, arguments = "include/tessella/tessella.h", "include/tessella/arguments.hpp"
-    libtorch, append = "bindings/torch/tessella/torch.hpp", "bindings/torch/tessella/torch/append.hpp"
+    libtorch = "bindings/torch/tessella/torch.hpp"
+    append, quantize = (f"bindings/torch/tessella/torch/{name}.hpp" for name in ("append", "quantize"))
     return {
         header: formatted(header, with_regions(header, structs)),
         arguments: formatted(arguments, cpp.header(read)),
         libtorch: formatted(libtorch, with_regions(libtorch, torch.regions(read, "forward_args"))),
         append: formatted(append, with_regions(append, torch.regions(read, "append_args"))),
+        quantize: formatted(quantize, with_regions(quantize, torch.regions(read, "quantize_args"))),
         "bindings/python/tessella/_options.py": python.module(read),
     }
 

@@ -39,6 +39,7 @@ quick(quantized_test)
 quick(float8_forward_test)
 quick(merge_test "Kernels/Merge.(RandomCases|AnyNumberOfStates|HeadDims|ManyRows|ExtremeLses)/")
 quick(append_test "Kernels/(Append.(PagesOfAnySize|RotaryDims|QuantizedCaches)|CopyPages.RandomCases)/")
+quick(quantize_test "Kernels/Quantize.(Scales|HadamardOfEveryHeadDim|RowsOfAnyNumbers)/|QuantizeByHand|QuantizeVerdict")
 quick(backward_test "BackwardReference|Kernels/Backward.(RandomCases|OnlyWhatIsAskedFor|EmptySizes|AddsToWhatIsThere|AWrongForwardIsCaught)/")
 
 # Kernels of the GPU, emulated, and what is queued for them.
@@ -50,6 +51,7 @@ quick(emulated_quick_backward_test)
 quick(emulated_quick_others_test)
 quick(emulated_ladder_test "Rungs/EmulatedLadder.IsRight/")
 quick(emulated_merge_test)
+quick(emulated_quantize_test "EmulatedQuantize.HeadDims")
 quick(emulated_append_test "EmulatedAppend.RandomCases|EmulatedCopyPages.RandomCases")
 quick(emulated_quick_decode_test)
 quick(emulated_widened_test "EmulatedWidened.(OddHeadDims|OutAlone)")
@@ -58,7 +60,7 @@ quick(fake_driver_test)
 quick(forward_launch_test "ForwardLaunch.(OneKernelWhereMasksAreIntervals|HoppersBlocksStay|TheLadderQueuesItsKernels)")
 
 # The API.
-foreach(part api append_api backward_api backward_errors dlpack merge_api operands paged_cache pages_api plan errors
+foreach(part api append_api backward_api backward_errors dlpack merge_api operands paged_cache pages_api plan quantize_api errors
     sharing)
   quick(${part}_test)
 endforeach()
@@ -68,6 +70,7 @@ long(batch_invariant_test ".*RowsKeepTheirBits")
 long(decode_launch_test "DecodeLaunch.(QuantizedCaches|OneScheduleServesPlansOfRoundedLengths)")
 long(decode_splits_test ".*KeysAtTheirBorders")
 long(emulated_append_test EmulatedAppend.HostileTables)
+long(emulated_quantize_test "EmulatedQuantize.(HostileTables|ManyRows)")
 long(forward_test "Kernels/(Softcaps|PairsOfFeatures|Forward.(BeyondTwoToThe16|GrowingScores|LongerThanAnyTile))")
 long(mean_weight_test)
 long(merge_test "Kernels/Merge.BitsDependOnTheRowAlone")

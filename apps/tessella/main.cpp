@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
   program.set_footer("Exit codes: 0 done, 1 a check failed, 2 bad input.  `tessella COMMAND --help` shows examples.");
   cli::add_attend(program);
   cli::add_merge(program);
+  cli::add_quantize(program);
   cli::add_bench(program);
   cli::add_ladder(program);
   cli::add_kernels(program);

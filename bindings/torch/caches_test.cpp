@@ -15,6 +15,29 @@ bool near(const at::Tensor& got, const at::Tensor& expected, double tolerance) {
          (got.to(at::kDouble) - expected.to(at::kDouble)).abs().max().item<double>() <= tolerance;
 }
 
+// There and back: rows, and v transposed; what is written autograd hears of.
+void test_quantize(const at::Device& device) {
+  const auto f32 = at::TensorOptions(device);
+  const at::Tensor x = at::randn({2, 40, 2, 32}, f32), back = at::zeros_like(x);
+  const at::Tensor out = at::zeros({2, 40, 2, 32}, f32.dtype(at::kFloat8_e4m3fn));
+  const at::Tensor scale = at::zeros({2, 3, 2}, f32), mean = at::zeros({2, 1, 2, 32}, f32);
+  const auto version = out._version();
+  ts::torch::quantize(x, out, {.scale_block = 16, .hadamard = true}, {.scale = scale, .mean = mean});
+  expect(near(mean, x.mean(1, true), 1e-5) && out._version() > version && scale._version() > 0, "what is written");
+  ts::torch::dequantize(out, back, {.scale_block = 16, .hadamard = true}, {.scale = scale, .mean = mean});
+  expect(near(back, x, 0.3), "there and back");
+
+  const at::Tensor columns = at::zeros({2, 2, 32, 128}, f32.dtype(at::kFloat8_e4m3fn));
+  const at::Tensor again = at::zeros_like(x);
+  ts::torch::quantize(x, columns, {.scale_block = 16, .hadamard = true},
+                      {.scale = scale, .mean = mean, .is_transposed = true});
+  ts::torch::dequantize(columns, again, {.scale_block = 16, .hadamard = true},
+                        {.scale = scale, .mean = mean, .is_transposed = true});
+  expect(again.equal(back), "transposed");
+  expect_error(ts::ErrorCode::invalid_argument, "quantize: x is undefined, expected a tensor",
+               [&] { ts::torch::quantize({}, out); });
+}
+
 // Rows go where seqlens_kv says, q is rotated, and attention on the pages is attention on the rows.
 void test_append(const at::Device& device) {
   const auto f32 = at::TensorOptions(device);
@@ -143,6 +166,7 @@ void test_merge(const at::Device& device) {
 
 void test(const at::Device& device) {
   test_append(device);
+  test_quantize(device);
   test_quantized(device);
   test_merge(device);
 }

@@ -244,6 +244,99 @@ struct CopyPagesOptions {
   const std::atomic<int32_t>* cancel = nullptr;
 };
 
+// Rows that become elements of 8 bits, and what comes with them.
+struct QuantizeArgs {
+  // (batch, seqlen, heads, head_dim), packed (total, heads, head_dim), f32, bf16 or f16
+  TensorView x = {};
+  // as x, f8e4m3fn or f8e5m2: written; with the flag TESSELLA_TRANSPOSED (batch, heads, head_dim, seqlen in whole
+  // tiles)
+  TensorView out = {};
+  // (batch, ceil(seqlen / scale_block), heads), f32: what elements are multiples of: read with option scales_given,
+  // else written
+  TensorView scale = {};
+  // (batch, 1, heads, head_dim) f32: written: the mean of a sequence's rows, rotated, which is subtracted
+  TensorView mean = {};
+  // (batch, 1, heads_kv, head_dim) f32: of q: the mean of k that lse_shift is of
+  TensorView k_mean = {};
+  // (batch, heads, seqlen), packed (heads, total), f32: written: x . k_mean of each row, to be added, times the scale
+  // of attention, to its LSE
+  TensorView lse_shift = {};
+  // (batch + 1) i32: packed variable length
+  TensorView cu_seqlens = {};
+  // (positions, rotary_dim / 2), both or none, f32 or the dtype of x: cosines and sines of the angles by which rows are
+  // rotated
+  TensorView rotary_cos = {};
+  TensorView rotary_sin = {};
+  // (batch) i32: the position of each sequence's first row
+  TensorView rotary_offsets = {};
+};
+
+// How rows are quantised.
+struct QuantizeOptions {
+  // rows of an entry of the scales: 1 a row, 0 all of a sequence
+  int64_t scale_block = 0;
+  // scales are read, else computed and written
+  bool scales_given = false;
+  // rows times random signs and an orthogonal Hadamard matrix
+  bool hadamard = false;
+  // which signs
+  uint64_t hadamard_seed = 0;
+  // columns 2j and 2j + 1 turn together, else j and j + rotary_dim / 2
+  bool rotary_interleaved = false;
+  // GPU; 0 = all
+  int num_sms = 0;
+  // CPU; 0 = all that the process may use
+  int num_threads = 0;
+  // check values that live on a GPU
+  bool check_device_values = false;
+  // upper bound of seqlen (packed: total) that a plan is made for; 0 = the tensors' size
+  int64_t max_seqlen = 0;
+  // a name of `tessella kernels`; empty = automatic
+  std::string kernel = {};
+  // absent = the library's own
+  const tessella_allocator* allocator = nullptr;
+  // once not 0, the call throws Error(cancelled); see tessella.h
+  const std::atomic<int32_t>* cancel = nullptr;
+};
+
+// Rows of 8 bits that become numbers again.
+struct DequantizeArgs {
+  // f8e4m3fn or f8e5m2: what quantize has written as out, transposed too
+  TensorView x = {};
+  // (batch, seqlen, heads, head_dim), packed (total, heads, head_dim), f32, bf16 or f16: written
+  TensorView out = {};
+  // (batch, ceil(seqlen / scale_block), heads), f32: as of quantize, read
+  TensorView scale = {};
+  // (batch, 1, heads, head_dim) f32: the mean that quantize has written, which is added
+  TensorView mean = {};
+  // (batch + 1) i32: packed variable length
+  TensorView cu_seqlens = {};
+};
+
+// How rows were quantised.
+struct DequantizeOptions {
+  // rows of an entry of the scales: 1 a row, 0 all of a sequence
+  int64_t scale_block = 0;
+  // undo the matrix of quantize
+  bool hadamard = false;
+  // which signs
+  uint64_t hadamard_seed = 0;
+  // GPU; 0 = all
+  int num_sms = 0;
+  // CPU; 0 = all that the process may use
+  int num_threads = 0;
+  // check values that live on a GPU
+  bool check_device_values = false;
+  // upper bound of seqlen (packed: total) that a plan is made for; 0 = the tensors' size
+  int64_t max_seqlen = 0;
+  // a name of `tessella kernels`; empty = automatic
+  std::string kernel = {};
+  // absent = the library's own
+  const tessella_allocator* allocator = nullptr;
+  // once not 0, the call throws Error(cancelled); see tessella.h
+  const std::atomic<int32_t>* cancel = nullptr;
+};
+
 namespace detail {
 
 static_assert(sizeof(std::atomic<int32_t>) == sizeof(int32_t) && std::atomic<int32_t>::is_always_lock_free);
@@ -367,6 +460,55 @@ inline void fill(tessella_merge_options& to, const MergeOptions& from) {
 inline void fill(tessella_copy_pages_options& to, const CopyPagesOptions& from) {
   to.num_sms = from.num_sms;
   to.num_threads = from.num_threads;
+  to.kernel = given(from.kernel);
+  to.allocator = from.allocator;
+  to.cancel = reinterpret_cast<const int32_t*>(from.cancel);
+}
+
+inline void fill(tessella_quantize_args& to, const QuantizeArgs& from) {
+  to.x = pointer(from.x);
+  to.out = pointer(from.out);
+  to.scale = pointer(from.scale);
+  to.mean = pointer(from.mean);
+  to.k_mean = pointer(from.k_mean);
+  to.lse_shift = pointer(from.lse_shift);
+  to.cu_seqlens = pointer(from.cu_seqlens);
+  to.rotary_cos = pointer(from.rotary_cos);
+  to.rotary_sin = pointer(from.rotary_sin);
+  to.rotary_offsets = pointer(from.rotary_offsets);
+}
+
+inline void fill(tessella_quantize_options& to, const QuantizeOptions& from) {
+  to.scale_block = from.scale_block;
+  to.scales_given = from.scales_given ? 1 : 0;
+  to.hadamard = from.hadamard ? 1 : 0;
+  to.hadamard_seed = from.hadamard_seed;
+  to.rotary_interleaved = from.rotary_interleaved ? 1 : 0;
+  to.num_sms = from.num_sms;
+  to.num_threads = from.num_threads;
+  to.check_device_values = from.check_device_values ? 1 : 0;
+  to.max_seqlen = from.max_seqlen;
+  to.kernel = given(from.kernel);
+  to.allocator = from.allocator;
+  to.cancel = reinterpret_cast<const int32_t*>(from.cancel);
+}
+
+inline void fill(tessella_dequantize_args& to, const DequantizeArgs& from) {
+  to.x = pointer(from.x);
+  to.out = pointer(from.out);
+  to.scale = pointer(from.scale);
+  to.mean = pointer(from.mean);
+  to.cu_seqlens = pointer(from.cu_seqlens);
+}
+
+inline void fill(tessella_dequantize_options& to, const DequantizeOptions& from) {
+  to.scale_block = from.scale_block;
+  to.hadamard = from.hadamard ? 1 : 0;
+  to.hadamard_seed = from.hadamard_seed;
+  to.num_sms = from.num_sms;
+  to.num_threads = from.num_threads;
+  to.check_device_values = from.check_device_values ? 1 : 0;
+  to.max_seqlen = from.max_seqlen;
   to.kernel = given(from.kernel);
   to.allocator = from.allocator;
   to.cancel = reinterpret_cast<const int32_t*>(from.cancel);

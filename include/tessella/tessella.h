@@ -60,13 +60,14 @@ enum {
 /* What a tessella_call asks for. Its args and options are the structs named here. */
 typedef int32_t tessella_operation;
 enum {
-  TESSELLA_FORWARD = 1,  /* tessella_forward_args, tessella_attention_options */
-  TESSELLA_BACKWARD = 2, /* tessella_backward_args, tessella_attention_options */
-  TESSELLA_APPEND = 3,   /* tessella_append_args, tessella_append_options */
-  TESSELLA_MERGE = 4,    /* tessella_merge_args, tessella_merge_options */
-  TESSELLA_QUANTIZE = 5, /* `unsupported`, as linear: no kernel computes it yet */
-  TESSELLA_LINEAR = 6,
-  TESSELLA_COPY_PAGES = 7 /* tessella_copy_pages_args, tessella_copy_pages_options */
+  TESSELLA_FORWARD = 1,    /* tessella_forward_args, tessella_attention_options */
+  TESSELLA_BACKWARD = 2,   /* tessella_backward_args, tessella_attention_options */
+  TESSELLA_APPEND = 3,     /* tessella_append_args, tessella_append_options */
+  TESSELLA_MERGE = 4,      /* tessella_merge_args, tessella_merge_options */
+  TESSELLA_QUANTIZE = 5,   /* tessella_quantize_args, tessella_quantize_options */
+  TESSELLA_LINEAR = 6,     /* `unsupported`: no kernel computes it yet */
+  TESSELLA_COPY_PAGES = 7, /* tessella_copy_pages_args, tessella_copy_pages_options */
+  TESSELLA_DEQUANTIZE = 8  /* tessella_dequantize_args, tessella_dequantize_options */
 };
 
 typedef int32_t tessella_device_type; /* DLPack's numbers */
@@ -76,7 +77,9 @@ enum {
   TESSELLA_CUDA = 2
 };
 
-enum { TESSELLA_READ_ONLY = 1 /* a flag: the memory must not be written, so no call may write it */ };
+/* Flags of a tensor. The memory of one that is read-only must not be written, so no call may write it. A transposed one
+ * is (batch, heads, head_dim, rows), as tessella_quantize_args says; only where that is said. */
+enum { TESSELLA_READ_ONLY = 1, TESSELLA_TRANSPOSED = 2 };
 
 /* A view of memory that somebody else owns. Frozen: this layout never changes.
  * Attention operands are (batch, seqlen, heads, head_dim); 3-D (seqlen, heads, head_dim) and 2-D (seqlen, head_dim)
@@ -90,7 +93,7 @@ typedef struct tessella_tensor {
   int32_t device_id;
   int64_t shape[8];
   int64_t strides[8];   /* in elements; 0 repeats an axis */
-  uint64_t flags;       /* TESSELLA_READ_ONLY or 0 */
+  uint64_t flags;       /* of TESSELLA_READ_ONLY and TESSELLA_TRANSPOSED */
   uint64_t reserved[3]; /* zero */
 } tessella_tensor;
 
@@ -572,6 +575,141 @@ typedef struct tessella_copy_pages_options {
   { sizeof(tessella_copy_pages_options), 0, 0, 0, 0, 0 }
 /* end of generated */
 
+/* generated: quantize_args, from src/api/arguments.toml */
+/* Rows of q, k or v that become elements of 8 bits beside scales, on their way rotated, smoothed and spread.
+ *
+ *   x              (batch, seqlen, heads, head_dim), packed (total, heads, head_dim), f32, bf16 or f16
+ *   out            as x, f8e4m3fn or f8e5m2   written. With the flag TESSELLA_TRANSPOSED, not packed: (batch, heads,
+ *                  head_dim, seqlen rounded up to a multiple of 128), the last axis contiguous, as kernels for Hopper
+ *                  take v of 8 bits. Of 16 consecutive rows, place 4t + b holds row 8 (b / 2) + 2t + b % 2, t and b
+ *                  below 4; rows from seqlen on are zeros
+ *   scale          (batch, ceil(seqlen / scale_block), heads), f32   what elements are multiples of: read with option
+ *                  scales_given, where NULL = 1, else required and written. Each axis may be 1 and leading ones may be
+ *                  left out, and an entry is then of all rows and heads that share it. Packed tensors have blocks of
+ *                  their rows and one batch, or a batch and one block
+ *   mean           (batch, 1, heads, head_dim) f32   written: the mean of a sequence's rows, rotated, which is
+ *                  subtracted
+ *   k_mean         (batch, 1, heads_kv, head_dim) f32   the mean that a call for k has written; heads_kv divides heads.
+ *                  Both it and lse_shift or none; not beside mean
+ *   lse_shift      (batch, heads, seqlen), packed (heads, total), f32   written: x . k_mean of each row, rotated and
+ *                  before H, in fp32: neighbouring columns are added, then neighbouring sums, and so on. Times the
+ *                  scale of attention it is to be added to the LSE
+ *   cu_seqlens     (batch + 1) i32   sequence b is rows [cu[b], cu[b + 1]) of packed x and out; cu[0] = 0
+ *   rotary_cos, rotary_sin   (positions, rotary_dim / 2), both or none, f32 or the dtype of x   the first rotary_dim
+ *                  columns of a row are rotated by the angles of its position (RoFormer, arXiv 2104.09864), in fp32
+ *   rotary_offsets (batch) i32   the position of row r of a sequence is r + rotary_offsets. NULL = 0
+ *
+ * An element is (x' H) / scale, divided in fp32 and rounded to nearest even: x' is x, rotated, less its mean, as asked
+ * for, and H is the identity or that of option hadamard. What is beyond the largest number of the dtype, 448 of
+ * f8e4m3fn and 57344 of f8e5m2, becomes that number, and so does an infinity. A scale that is computed is the largest
+ * |x' H| that its entry covers divided by that number; 1 where an entry covers no row. Below 2^-90 a scale counts as
+ * zero: all that is finite is stored as zero, and one that is computed is 1. A NaN is stored as NaN; where scales are
+ * computed, an entry that covers a NaN or an infinity is NaN. A zero is +0. Elements, scales, means and shifts are the
+ * same on a CPU and on a GPU, but for magnitudes below 2^-126, which may count as zero.
+ *
+ * The mean is over the rows of a sequence: sums of 32 rows each, in their order, added in their order, all in fp32; 0
+ * of no rows. An infinity makes it infinite, and what is stored NaN. Softmax does not see it: scores of a query move by
+ * one number, scale * q . mean, and so does its LSE. A call for q with the means of k writes that number without its
+ * factor.
+ *
+ * Rows of a packed tensor that no sequence has are not read and not written. On the CPU a position without angles is an
+ * error; on a GPU positions are clamped. */
+typedef struct tessella_quantize_args {
+  size_t struct_size;
+  const tessella_tensor* x;
+  const tessella_tensor* out;
+  const tessella_tensor* scale;
+  const tessella_tensor* mean;
+  const tessella_tensor* k_mean;
+  const tessella_tensor* lse_shift;
+  const tessella_tensor* cu_seqlens;
+  const tessella_tensor* rotary_cos;
+  const tessella_tensor* rotary_sin;
+  const tessella_tensor* rotary_offsets;
+} tessella_quantize_args;
+
+#define TESSELLA_QUANTIZE_ARGS_INIT \
+  { sizeof(tessella_quantize_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* end of generated */
+
+/* generated: quantize_options, from src/api/arguments.toml */
+/* Those that attention has too are as there. */
+typedef struct tessella_quantize_options {
+  size_t struct_size;
+  /* rows of an entry of the scales: 1 a row, 0 all of a sequence */
+  int64_t scale_block;
+  /* scales are read, else computed and written */
+  int32_t scales_given;
+  /* 1: H is random signs of the columns, then the Walsh-Hadamard matrix of the largest power of two that divides
+     head_dim, block by block, divided by the root of its size (QuIP#, arXiv 2402.04396). It is orthogonal and the same
+     for all rows: q and k with one seed keep q . k. head_dim is then a multiple of 16 */
+  int32_t hadamard;
+  /* which signs */
+  uint64_t hadamard_seed;
+  /* 0: columns j and j + rotary_dim / 2 turn together (GPT-NeoX); 1: 2j and 2j + 1 (GPT-J) */
+  int32_t rotary_interleaved;
+  int32_t num_sms;
+  int32_t num_threads;
+  int32_t check_device_values;
+  /* upper bound of seqlen (packed: total) that a plan is made for; 0 = the tensors' size */
+  int64_t max_seqlen;
+  const char* kernel;
+  const tessella_allocator* allocator;
+  const int32_t* cancel;
+} tessella_quantize_options;
+
+#define TESSELLA_QUANTIZE_OPTIONS_INIT \
+  { sizeof(tessella_quantize_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* end of generated */
+
+/* generated: dequantize_args, from src/api/arguments.toml */
+/* Rows that quantize has stored, as numbers again.
+ *
+ *   x              f8e4m3fn or f8e5m2   what quantize has written as out, with the flag TESSELLA_TRANSPOSED too
+ *   out            (batch, seqlen, heads, head_dim), packed (total, heads, head_dim), f32, bf16 or f16   written
+ *   scale          (batch, ceil(seqlen / scale_block), heads), f32   as of quantize, read; NULL = 1
+ *   mean           (batch, 1, heads, head_dim) f32   the mean that quantize has written, which is added
+ *   cu_seqlens     (batch + 1) i32   as of quantize
+ *
+ * An element is its scale times what is stored, then H undone, then the mean added, in fp32 and rounded once. What
+ * quantize has rotated stays rotated. */
+typedef struct tessella_dequantize_args {
+  size_t struct_size;
+  const tessella_tensor* x;
+  const tessella_tensor* out;
+  const tessella_tensor* scale;
+  const tessella_tensor* mean;
+  const tessella_tensor* cu_seqlens;
+} tessella_dequantize_args;
+
+#define TESSELLA_DEQUANTIZE_ARGS_INIT \
+  { sizeof(tessella_dequantize_args), 0, 0, 0, 0, 0 }
+/* end of generated */
+
+/* generated: dequantize_options, from src/api/arguments.toml */
+/* As the options of quantize of the same names. */
+typedef struct tessella_dequantize_options {
+  size_t struct_size;
+  /* rows of an entry of the scales: 1 a row, 0 all of a sequence */
+  int64_t scale_block;
+  /* undo the matrix of quantize */
+  int32_t hadamard;
+  /* which signs */
+  uint64_t hadamard_seed;
+  int32_t num_sms;
+  int32_t num_threads;
+  int32_t check_device_values;
+  /* upper bound of seqlen (packed: total) that a plan is made for; 0 = the tensors' size */
+  int64_t max_seqlen;
+  const char* kernel;
+  const tessella_allocator* allocator;
+  const int32_t* cancel;
+} tessella_dequantize_options;
+
+#define TESSELLA_DEQUANTIZE_OPTIONS_INIT \
+  { sizeof(tessella_dequantize_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* end of generated */
+
 /* Arguments and options of any operation: what plans and questions take. */
 typedef struct tessella_call {
   size_t struct_size;
@@ -623,13 +761,20 @@ TESSELLA_API tessella_status tessella_append(const tessella_append_args* args, c
 TESSELLA_API tessella_status tessella_copy_pages(const tessella_copy_pages_args* args,
                                                  const tessella_copy_pages_options* options, void* stream);
 
+/* Quantises rows of q, k or v, and makes numbers of them again. stream: as for forward. */
+TESSELLA_API tessella_status tessella_quantize(const tessella_quantize_args* args,
+                                               const tessella_quantize_options* options, void* stream);
+TESSELLA_API tessella_status tessella_dequantize(const tessella_dequantize_args* args,
+                                                 const tessella_dequantize_options* options, void* stream);
+
 /* Chooses and prepares a kernel for calls like this one: same operation, dtypes, batch, heads, head dims, device and
  * features, lengths up to these (or max_seqlen_q/kv where larger). The plan keeps no pointer of the args; no memory of
  * q, k, v, out and lse is read here and in questions about a kernel, and data may be NULL beside a device_type (a
  * v of one head, with the strides of k and fewer columns, then counts as the first columns of k). A plan of merge is
  * made for its number of states, and for a seqlen up to this one (or max_seqlen where larger). One of append is made
  * for a batch and new rows up to these (or max_seqlen_new where larger), one of copy_pages for its number of pools and
- * for pairs up to these. */
+ * for pairs up to these, one of quantize or dequantize for its batch and for a seqlen up to this one (or max_seqlen
+ * where larger). */
 TESSELLA_API tessella_status tessella_plan_make(const tessella_call* call, tessella_plan** plan);
 TESSELLA_API void tessella_plan_free(tessella_plan* plan);
 /* Runs it: no compile, no allocation where a workspace is given. options carry scale, window widths, softcap, seed. */

@@ -21,6 +21,10 @@ STRUCTS = {
     "append_options": ("AppendOptions", "How rows are rotated and stored."),
     "merge_options": ("MergeOptions", "How states are merged."),
     "copy_pages_options": ("CopyPagesOptions", "What a copy may use."),
+    "quantize_args": ("QuantizeArgs", "Rows that become elements of 8 bits, and what comes with them."),
+    "quantize_options": ("QuantizeOptions", "How rows are quantised."),
+    "dequantize_args": ("DequantizeArgs", "Rows of 8 bits that become numbers again."),
+    "dequantize_options": ("DequantizeOptions", "How rows were quantised."),
 }
 
 HEAD = f"""\

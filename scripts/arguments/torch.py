@@ -7,7 +7,7 @@ from arguments.table import KINDS, Table, rows
 MOST_ARGUMENTS = 64 - 5  # of a schema, less what the operators have of their own
 
 # Arguments of a call by themselves.
-OPERANDS = {"forward_args": ("q", "k"), "append_args": ("k_new", "k", "seqlens_kv")}
+OPERANDS = {"forward_args": ("q", "k"), "append_args": ("k_new", "k", "seqlens_kv"), "quantize_args": ("x", "out")}
 
 
 def schemas(table: Table) -> dict[str, str]:

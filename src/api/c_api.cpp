@@ -17,6 +17,7 @@
 #include "api/merge.hpp"
 #include "api/normalize.hpp"
 #include "api/plan_cache.hpp"
+#include "api/quantize.hpp"
 #include "api/run.hpp"
 #include "api/workspace_use.hpp"
 #include "core/cancel.hpp"
@@ -118,12 +119,17 @@ void with_structs(const tessella_call* call, const char* function, Fn&& fn) {
       return fn(static_cast<const tessella_copy_pages_args*>(given.args),
                 api::grown(static_cast<const tessella_copy_pages_options*>(given.options), function));
     case core::Operation::quantize:
+      return fn(static_cast<const tessella_quantize_args*>(given.args),
+                api::grown(static_cast<const tessella_quantize_options*>(given.options), function));
+    case core::Operation::dequantize:
+      return fn(static_cast<const tessella_dequantize_args*>(given.args),
+                api::grown(static_cast<const tessella_dequantize_options*>(given.options), function));
     case core::Operation::linear:
       core::unsupported(core::message(function, ": operation is ", name(static_cast<core::Operation>(given.operation)),
                                       ", and no kernel computes it yet"));
   }
   core::unsupported(
-      core::message(function, ": operation is ", given.operation, ", expected one of tessella_operation, 1 to 7"));
+      core::message(function, ": operation is ", given.operation, ", expected one of tessella_operation, 1 to 8"));
 }
 
 // A plain call: its plan from the cache, its workspace from the allocator.
@@ -190,6 +196,16 @@ tessella_status tessella_append(const tessella_append_args* args, const tessella
 tessella_status tessella_copy_pages(const tessella_copy_pages_args* args, const tessella_copy_pages_options* options,
                                     void* stream) {
   return guarded([&] { run_call(args, api::grown(options, "copy_pages"), stream, "copy_pages"); });
+}
+
+tessella_status tessella_quantize(const tessella_quantize_args* args, const tessella_quantize_options* options,
+                                  void* stream) {
+  return guarded([&] { run_call(args, api::grown(options, "quantize"), stream, "quantize"); });
+}
+
+tessella_status tessella_dequantize(const tessella_dequantize_args* args, const tessella_dequantize_options* options,
+                                    void* stream) {
+  return guarded([&] { run_call(args, api::grown(options, "dequantize"), stream, "dequantize"); });
 }
 
 tessella_status tessella_plan_make(const tessella_call* call, tessella_plan** plan) {

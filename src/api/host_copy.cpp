@@ -131,6 +131,16 @@ void HostCopy<core::AppendArguments>::copy(Copied copied) {
 }
 
 template <>
+void HostCopy<core::QuantizeArguments>::copy(Copied copied) {
+  core::quantize_tables(host_, [&](const char*, core::Table<int32_t>& table, int64_t batch, int64_t count) {
+    memory_.copy(table, batch, count);
+  });
+  if (copied == Copied::tables) return;
+  core::quantize_operands(host_, [&](const char*, core::Operand& operand, bool, int64_t batch, int64_t rows,
+                                     int64_t heads, int64_t dim) { memory_.copy(operand, batch, rows, heads, dim); });
+}
+
+template <>
 void HostCopy<core::CopyPagesArguments>::copy(Copied) {
   memory_.copy(host_.pairs, host_.num_pairs, 2);
   core::copied_pools(host_, [&](const core::FieldName&, core::CopyPagesArguments::Pool& pool) {

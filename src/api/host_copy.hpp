@@ -72,5 +72,7 @@ template <>
 void HostCopy<core::AppendArguments>::copy(Copied copied);
 template <>
 void HostCopy<core::CopyPagesArguments>::copy(Copied copied);
+template <>
+void HostCopy<core::QuantizeArguments>::copy(Copied copied);
 
 }  // namespace tessella::api

@@ -52,7 +52,8 @@ void TensorReader::locate(const char* name, const tessella_tensor& tensor, bool 
   first_ = name;
 }
 
-TensorReader::View TensorReader::view(const char* name, const tessella_tensor& tensor, bool has_memory) {
+TensorReader::View TensorReader::view(const char* name, const tessella_tensor& tensor, bool has_memory,
+                                      uint64_t flags) {
   View view;
   if (tensor.ndim < 1 || tensor.ndim > 8) {
     invalid(message(function_, ": ", name, ".ndim is ", tensor.ndim, ", expected 1 to 8"));
@@ -61,8 +62,13 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
     invalid(message(function_, ": ", name, ".dtype is ", tensor.dtype, ", expected one of tessella_dtype: f64, f32, ",
                     "bf16, f16, bool, i32, i64, u8, i8, i4, f8e4m3fn, f8e5m2"));
   }
-  if (tensor.flags > TESSELLA_READ_ONLY) {
-    invalid(message(function_, ": ", name, ".flags is ", tensor.flags, ", expected 0 or TESSELLA_READ_ONLY"));
+  if ((tensor.flags & TESSELLA_TRANSPOSED & ~flags) != 0) {
+    invalid(message(function_, ": ", name, " has the flag TESSELLA_TRANSPOSED, expected it only for what quantize ",
+                    "writes and dequantize reads"));
+  }
+  if ((tensor.flags & ~flags) != 0) {
+    invalid(message(function_, ": ", name, ".flags is ", tensor.flags, ", expected 0 or TESSELLA_READ_ONLY",
+                    (flags & TESSELLA_TRANSPOSED) != 0 ? ", with TESSELLA_TRANSPOSED or without" : ""));
   }
   for (const uint64_t word : tensor.reserved) {
     if (word != 0) invalid(message(function_, ": ", name, ".reserved is ", word, ", expected zeros"));
@@ -139,6 +145,22 @@ TensorAxes TensorReader::attention(const char* name, const tessella_tensor* tens
     operand.batch_stride = t.strides[0];
   }
   return shape;
+}
+
+core::Operand TensorReader::transposed(const char* name, const tessella_tensor& tensor, const int64_t (&shape)[4]) {
+  const View t = view(name, tensor, has_memory_, TESSELLA_READ_ONLY | TESSELLA_TRANSPOSED);
+  if (t.ndim != 4 || !std::equal(shape, shape + 4, t.shape)) {
+    invalid(message(function_, ": ", name, " has shape ", shape_string(t.shape, t.ndim), ", expected ",
+                    shape_string(shape, 4), " = (batch, heads, head_dim, seqlen in whole tiles of 128)"));
+  }
+  if (t.shape[3] > 1 && t.strides[3] != 1) {
+    invalid(message(function_, ": ", name, ".strides[3] is ", t.strides[3], ", expected 1: rows must be contiguous"));
+  }
+  return {.data = t.data,
+          .dtype = t.dtype,
+          .batch_stride = t.strides[0],
+          .row_stride = t.strides[2],
+          .head_stride = t.strides[1]};
 }
 
 core::Operand TensorReader::lse(const char* name, const tessella_tensor& tensor, int32_t ndim_q, const TensorAxes& axes,

@@ -37,6 +37,10 @@ class TensorReader {
 
   TensorAxes attention(const char* name, const tessella_tensor* tensor, bool packed, core::Operand& operand);
 
+  // (batch, heads, head_dim, rows), the last one contiguous, with the flag TESSELLA_TRANSPOSED, as an operand whose
+  // rows are its columns.
+  core::Operand transposed(const char* name, const tessella_tensor& tensor, const int64_t (&shape)[4]);
+
   // (batch, heads, rows) with as many axes as q, or out, less one. meaning: how users know these axes.
   core::Operand lse(const char* name, const tessella_tensor& tensor, int32_t ndim_q, const TensorAxes& axes,
                     const char* meaning);
@@ -88,7 +92,9 @@ class TensorReader {
     int64_t shape[8] = {};
     int64_t strides[8] = {};
   };
-  View view(const char* name, const tessella_tensor& tensor, bool has_memory = true);
+  // flags: that it may have.
+  View view(const char* name, const tessella_tensor& tensor, bool has_memory = true,
+            uint64_t flags = TESSELLA_READ_ONLY);
   // Holds the tensor's device against the call's. shows: its pointer tells where it is.
   void locate(const char* name, const tessella_tensor& tensor, bool shows);
 

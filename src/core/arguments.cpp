@@ -104,11 +104,19 @@ void derive_shape(CopyPagesArguments& a) {
   }
 }
 
+void derive_shape(QuantizeArguments& a) {
+  const bool is_cpu = a.device.type == DeviceType::cpu;
+  a.x = {a.from.dtype, is_cpu ? 1 : alignment(a.from)};
+  a.out = {a.into.dtype, is_cpu ? 1 : alignment(a.into)};
+  a.rotary = a.cos.dtype;
+}
+
 namespace {
 AttentionShape shape_of(const AttentionShape& a) { return a; }
 MergeShape shape_of(const MergeShape& a) { return a; }
 AppendShape shape_of(const AppendShape& a) { return a; }
 CopyPagesShape shape_of(const CopyPagesShape& a) { return a; }
+QuantizeShape shape_of(const QuantizeShape& a) { return a; }
 }  // namespace
 
 Shape shape(const Arguments& arguments) {

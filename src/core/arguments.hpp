@@ -194,9 +194,52 @@ struct CopyPagesArguments : CopyPagesShape {
 
 void derive_shape(CopyPagesArguments& arguments);
 
+struct QuantizeArguments : QuantizeShape {
+  // (batch, seqlen, heads, head_dim). A transposed one has its columns as rows: (batch, head_dim, heads, padded rows).
+  Operand from, into;             // x and out
+  Operand scale;                  // (batch, ceil(rows / scale_block), heads, 1), f32; without data all are 1
+  Operand mean;                   // (batch, 1, heads, head_dim), f32: of x; quantize writes it, dequantize adds it
+  Operand k_mean;                 // (batch, 1, mean_heads, head_dim), f32
+  Operand lse_shift;              // (batch, seqlen, heads, 1), f32
+  Operand cos, sin;               // (1, positions, 1, rotary_dim / 2), f32 or the dtype of x
+  int64_t positions = 0;          // that have an angle
+  Table<int32_t> cu_seqlens;      // (batch + 1) first row of each sequence in the packed tensors
+  Table<int32_t> rotary_offsets;  // (batch) added to positions
+  uint64_t hadamard_seed = 0;
+  const int32_t* cancel = nullptr;
+
+  int64_t tensor_batch() const { return is_packed ? 1 : batch; }
+  // The tensor of 8 bits, and its axes where it is transposed.
+  const Operand& quantized() const { return operation == Operation::quantize ? into : from; }
+  static constexpr int64_t kTile = 128;  // rows; transposed tensors hold whole tiles
+  int64_t padded() const { return (total + kTile - 1) / kTile * kTile; }
+  // Axes of the scales, of which stride 0 means one entry.
+  struct Entries {
+    int64_t batch, blocks, heads;
+  };
+  Entries scale_axes() const {
+    const int64_t blocks = scale_block == 0 ? 1 : total / scale_block + (total % scale_block != 0);
+    return {is_packed && blocks != 1 ? 1 : batch, blocks, heads};
+  }
+  // Entries of the scales that differ.
+  Entries entries() const {
+    const Entries axes = scale_axes();
+    return {scale.batch_stride == 0 ? std::min<int64_t>(axes.batch, 1) : axes.batch,
+            scale.row_stride == 0 ? std::min<int64_t>(axes.blocks, 1) : axes.blocks,
+            scale.head_stride == 0 ? std::min<int64_t>(axes.heads, 1) : axes.heads};
+  }
+  // The scale of a row of the tensor; null: it is 1.
+  float* scale_of(int64_t batch_idx, int64_t row, int64_t head) const {
+    if (scale.data == nullptr) return nullptr;
+    return reinterpret_cast<float*>(scale.row(batch_idx, scale_block == 0 ? 0 : row / scale_block, head));
+  }
+};
+
+void derive_shape(QuantizeArguments& arguments);
+
 // The arguments of any operation, as a pointer to the call's.
-using Arguments =
-    std::variant<const AttentionArguments*, const MergeArguments*, const AppendArguments*, const CopyPagesArguments*>;
+using Arguments = std::variant<const AttentionArguments*, const MergeArguments*, const AppendArguments*,
+                               const CopyPagesArguments*, const QuantizeArguments*>;
 
 inline const AttentionArguments& attention(const Arguments& arguments) {
   return *std::get<const AttentionArguments*>(arguments);
@@ -207,6 +250,9 @@ inline const AppendArguments& append(const Arguments& arguments) {
 }
 inline const CopyPagesArguments& copy_pages(const Arguments& arguments) {
   return *std::get<const CopyPagesArguments*>(arguments);
+}
+inline const QuantizeArguments& quantize(const Arguments& arguments) {
+  return *std::get<const QuantizeArguments*>(arguments);
 }
 
 // The call's own shape.

@@ -87,6 +87,18 @@ void call_memory(const AppendArguments& a, F&& f) {
 }
 
 template <typename F>
+void call_memory(const QuantizeArguments& a, F&& f) {
+  quantize_operands(a, [&](const char* name, const Operand& t, bool is_written, int64_t batch, int64_t rows,
+                           int64_t heads, int64_t dim) {
+    f(FieldName{name}, memory_box(t, batch, rows, heads, dim), is_written ? Access::written : Access::read);
+  });
+  quantize_tables(a, [&](const char* name, const Table<int32_t>& t, int64_t batch, int64_t count) {
+    f(FieldName{name}, detail::memory_box(t, batch, count), Access::read);
+  });
+  f(FieldName{"cancel"}, memory_box(a.cancel, sizeof(int32_t)), Access::read);
+}
+
+template <typename F>
 void call_memory(const CopyPagesArguments& a, F&& f) {
   copied_pools(a, [&](const FieldName& name, const CopyPagesArguments::Pool& pool) {
     f(name, memory_box(pool.pages, a.num_pages, pool.rows, pool.heads, pool.head_dim), Access::written);

@@ -106,6 +106,9 @@ std::string ineligible_head_dims(const Kernel& kernel, const AppendShape& shape)
                              std::max({shape.k_new.head_dim, shape.v_new.head_dim, shape.q.head_dim}));
 }
 std::string ineligible_head_dims(const Kernel&, const CopyPagesShape&) { return ""; }
+std::string ineligible_head_dims(const Kernel& kernel, const QuantizeShape& shape) {
+  return ineligible_head_dim(kernel, "head_dim", shape.head_dim);
+}
 
 // Whether `dtypes` names the dtype, or says "as the first tensor" and the dtype is the first tensor's.
 bool takes(uint32_t dtypes, DType dtype, DType first) {
@@ -157,6 +160,8 @@ FirstTensor first_tensor(Operation operation) {
     case Operation::merge: return {"outs are on ", "outs[0]"};
     case Operation::append: return {"caches are on ", "k_new"};
     case Operation::copy_pages: return {"pools are on ", "pools[0]"};
+    case Operation::quantize:
+    case Operation::dequantize: return {"x is on ", "x"};
     default: return {"q is on ", "q"};
   }
 }

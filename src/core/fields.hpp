@@ -154,6 +154,40 @@ void fields(std::type_identity<CopyPagesShape>, F&& f) {
   f(FieldName{"num_sms"}, &S::num_sms, Fit::equal);
 }
 
+template <typename F>
+void fields(std::type_identity<QuantizeShape>, F&& f) {
+  using S = QuantizeShape;
+  f(FieldName{"operation"}, &S::operation, Fit::equal);
+  f(FieldName{"device"}, &S::device, Fit::equal);
+  f(FieldName{"batch"}, &S::batch, Fit::equal);
+  f(FieldName{"seqlen"}, &S::seqlen, Fit::at_most);
+  f(FieldName{"total"}, &S::total, Fit::at_most);
+  f(FieldName{"heads"}, &S::heads, Fit::equal);
+  f(FieldName{"head_dim"}, &S::head_dim, Fit::equal);
+  f(
+      FieldName{"x", "dtype"}, [](auto& shape) -> auto& { return shape.x.dtype; }, Fit::equal);
+  f(
+      FieldName{"x", "alignment"}, [](auto& shape) -> auto& { return shape.x.alignment; }, Fit::at_least);
+  f(
+      FieldName{"out", "dtype"}, [](auto& shape) -> auto& { return shape.out.dtype; }, Fit::equal);
+  f(
+      FieldName{"out", "alignment"}, [](auto& shape) -> auto& { return shape.out.alignment; }, Fit::at_least);
+  f(FieldName{"is_packed"}, &S::is_packed, Fit::equal);
+  f(FieldName{"is_transposed"}, &S::is_transposed, Fit::equal);
+  f(FieldName{"scale_block"}, &S::scale_block, Fit::equal);
+  f(FieldName{"computes_scales"}, &S::computes_scales, Fit::equal);
+  f(FieldName{"batches_share"}, &S::batches_share, Fit::equal);
+  f(FieldName{"heads_share"}, &S::heads_share, Fit::equal);
+  f(FieldName{"hadamard"}, &S::hadamard, Fit::equal);
+  f(FieldName{"mean_heads"}, &S::mean_heads, Fit::equal);
+  f(FieldName{"has_shift"}, &S::has_shift, Fit::equal);
+  f(FieldName{"rotary_cos", "dtype"}, &S::rotary, Fit::equal);
+  f(FieldName{"rotary_dim"}, &S::rotary_dim, Fit::equal);
+  f(FieldName{"rotary_interleaved"}, &S::rotary_interleaved, Fit::equal);
+  f(FieldName{"num_threads"}, &S::num_threads, Fit::if_given);
+  f(FieldName{"num_sms"}, &S::num_sms, Fit::equal);
+}
+
 // A length to a quarter of a power of two: a sequence that grows meets few plans, and no workspace is over a quarter
 // too large. None stays none: of rows that do not exist kernels ask nothing.
 constexpr int64_t rounded_length(int64_t length) {

@@ -5,7 +5,7 @@
 
 namespace tessella::core {
 
-enum class Operation : int32_t { forward = 1, backward, append, merge, quantize, linear, copy_pages };
+enum class Operation : int32_t { forward = 1, backward, append, merge, quantize, linear, copy_pages, dequantize };
 
 constexpr const char* name(Operation operation) {
   switch (operation) {
@@ -16,6 +16,7 @@ constexpr const char* name(Operation operation) {
     case Operation::quantize: return "quantize";
     case Operation::linear: return "linear";
     case Operation::copy_pages: return "copy_pages";
+    case Operation::dequantize: return "dequantize";
   }
   return "";
 }

@@ -143,12 +143,44 @@ struct CopyPagesShape {
   DType dtype() const { return pools.dtype; }
 };
 
-using Shape = std::variant<AttentionShape, MergeShape, AppendShape, CopyPagesShape>;
+// The shape of quantize and dequantize: rows become elements of 8 bits beside scales, and rows again.
+struct QuantizeShape {
+  Operation operation = Operation::quantize;
+  Device device;
+  OperandShape x;    // what is read
+  OperandShape out;  // what is written
+  int64_t batch = 0;
+  int64_t seqlen = 0;  // rows of a sequence; packed: 0
+  int64_t total = 0;   // rows of packed tensors; otherwise seqlen
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  bool is_packed = false;
+  bool is_transposed = false;    // the tensor of 8 bits is (batch, heads, head_dim, rows padded to whole tiles)
+  int64_t scale_block = 0;       // rows of one entry of the scales; 0: all of a sequence
+  bool computes_scales = false;  // else they are given
+  bool batches_share = false;    // one entry of the scales for all sequences
+  bool heads_share = false;      // one for all heads
+  bool hadamard = false;
+  int64_t mean_heads = 0;  // of the means that are written, subtracted and added, or that the shift of the LSE takes
+  bool has_shift = false;  // lse_shift is written
+  DType rotary = DType::none;  // of cos and sin
+  int64_t rotary_dim = 0;      // columns that are rotated; 0: none
+  bool rotary_interleaved = false;
+  int32_t num_threads = 0;
+  int32_t num_sms = 0;
+  bool operator==(const QuantizeShape&) const = default;
+
+  DType dtype() const { return x.dtype; }
+  int64_t tokens() const { return is_packed ? total : batch * seqlen; }
+};
+
+using Shape = std::variant<AttentionShape, MergeShape, AppendShape, CopyPagesShape, QuantizeShape>;
 
 inline const AttentionShape& attention(const Shape& shape) { return std::get<AttentionShape>(shape); }
 inline const MergeShape& merge(const Shape& shape) { return std::get<MergeShape>(shape); }
 inline const AppendShape& append(const Shape& shape) { return std::get<AppendShape>(shape); }
 inline const CopyPagesShape& copy_pages(const Shape& shape) { return std::get<CopyPagesShape>(shape); }
+inline const QuantizeShape& quantize(const Shape& shape) { return std::get<QuantizeShape>(shape); }
 
 inline Device device(const Shape& shape) {
   return std::visit([](const auto& s) { return s.device; }, shape);
@@ -156,7 +188,7 @@ inline Device device(const Shape& shape) {
 inline Operation operation(const Shape& shape) {
   return std::visit([](const auto& s) { return s.operation; }, shape);
 }
-inline DType dtype(const Shape& shape) {  // of q, of the states, of rows and caches, of the pools
+inline DType dtype(const Shape& shape) {  // of q, of the states, of new rows, of the pools, of x
   return std::visit([](const auto& s) { return s.dtype(); }, shape);
 }
 inline Features features(const Shape& shape) {  // none of operations whose kernels all do everything

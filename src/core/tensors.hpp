@@ -135,6 +135,41 @@ void append_tables(A& a, F&& f) {
   if (a.rotary_offsets) f("rotary_offsets", a.rotary_offsets, a.batch, 1);
 }
 
+// Calls f(name, Operand, is_written, batch, rows, heads, dim) for the tensors that quantize and dequantize read and
+// write. The axes of scales are those of their entries.
+template <typename A, typename F>
+void quantize_operands(A& a, F&& f) {
+  const bool is_quantize = a.operation == Operation::quantize;
+  const auto rows = [&](const char* name, auto& t, bool is_written, bool is_transposed) {
+    if (is_transposed) {
+      f(name, t, is_written, a.batch, a.head_dim, a.heads, a.padded());
+    } else {
+      f(name, t, is_written, a.tensor_batch(), a.total, a.heads, a.head_dim);
+    }
+  };
+  rows("x", a.from, false, a.is_transposed && !is_quantize);
+  rows("out", a.into, true, a.is_transposed && is_quantize);
+  if (a.scale.data != nullptr) {
+    const auto entries = a.entries();
+    f("scale", a.scale, a.computes_scales, entries.batch, entries.blocks, entries.heads, int64_t{1});
+  }
+  if (a.mean.data != nullptr) f("mean", a.mean, is_quantize, a.batch, int64_t{1}, a.heads, a.head_dim);
+  if (a.k_mean.data != nullptr) f("k_mean", a.k_mean, false, a.batch, int64_t{1}, a.mean_heads, a.head_dim);
+  if (a.lse_shift.data != nullptr) {
+    f("lse_shift", a.lse_shift, true, a.tensor_batch(), a.total, a.heads, int64_t{1});
+  }
+  if (a.rotary_dim == 0) return;
+  f("rotary_cos", a.cos, false, int64_t{1}, a.positions, int64_t{1}, a.rotary_dim / 2);
+  f("rotary_sin", a.sin, false, int64_t{1}, a.positions, int64_t{1}, a.rotary_dim / 2);
+}
+
+// Offsets of quantize and dequantize: f(name, Table, batch, count).
+template <typename A, typename F>
+void quantize_tables(A& a, F&& f) {
+  if (a.cu_seqlens) f("cu_seqlens", a.cu_seqlens, 1, a.batch + 1);
+  if (a.rotary_offsets) f("rotary_offsets", a.rotary_offsets, a.batch, 1);
+}
+
 // f(FieldName, Pool) for every pool.
 template <typename A, typename F>
 void copied_pools(A& a, F&& f) {

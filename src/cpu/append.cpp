@@ -8,84 +8,18 @@
 #include "core/quantized_rows.hpp"
 #include "core/tensors.hpp"
 #include "cpu/parallel.hpp"
-#include "portable/float16.hpp"
-#include "portable/rotary.hpp"
+#include "cpu/rotate.hpp"
 
 namespace tessella::cpu {
 namespace {
 
 using core::AppendArguments;
-using core::DType;
-using portable::BFloat16;
-using portable::Float16;
-
-// Calls fn with a null pointer to the type of the dtype's elements.
-template <typename Fn>
-void with_element(DType dtype, Fn&& fn) {
-  switch (dtype) {
-    case DType::f64: return fn(static_cast<const double*>(nullptr));
-    case DType::f32: return fn(static_cast<const float*>(nullptr));
-    case DType::bf16: return fn(static_cast<const BFloat16*>(nullptr));
-    default: return fn(static_cast<const Float16*>(nullptr));
-  }
-}
-
-template <typename T>
-using RealOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
-
-template <typename T>
-RealOf<T> load(T value) {
-  if constexpr (std::is_same_v<T, double>) {
-    return value;
-  } else {
-    return portable::to_float(value);
-  }
-}
-template <typename T>
-T rounded(RealOf<T> value) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    return portable::to_bfloat16(value);
-  } else if constexpr (std::is_same_v<T, Float16>) {
-    return portable::to_float16(value);
-  } else {
-    return value;
-  }
-}
-
-// into may be from. cos, sin: of the rotary_dim / 2 angles.
-template <typename T, typename Into>
-void rotate_row(const T* from, Into* into, int64_t rotary_dim, bool is_interleaved, const RealOf<T>* cos,
-                const RealOf<T>* sin) {
-  const auto angles = [&](auto is_of_neighbours) {
-    for (int64_t j = 0; j < rotary_dim / 2; ++j) {
-      const int64_t first = portable::first_column(j, is_of_neighbours);
-      const int64_t second = portable::second_column(j, rotary_dim, is_of_neighbours);
-      const auto turned = portable::rotate(load(from[first]), load(from[second]), cos[j], sin[j]);
-      into[first] = rounded<Into>(turned.first);
-      into[second] = rounded<Into>(turned.second);
-    }
-  };
-  if (is_interleaved) {
-    angles(std::true_type());
-  } else {
-    angles(std::false_type());
-  }
-}
 
 // The rows of one token: its keys, values and queries. row: for one that is quantised.
 template <typename T>
 void append_token(const AppendArguments& a, const portable::NewRow& at, RealOf<T>* cos, RealOf<T>* sin, float* row) {
   const bool is_quantized = core::is_quantized(a.cache.dtype);
-  with_element(a.rotary, [&]<typename Angle>(const Angle*) {
-    if constexpr (!std::is_same_v<Angle, double> || std::is_same_v<T, double>) {
-      const auto* cos_row = reinterpret_cast<const Angle*>(a.cos.row(0, at.position, 0));
-      const auto* sin_row = reinterpret_cast<const Angle*>(a.sin.row(0, at.position, 0));
-      for (int64_t j = 0; j < a.rotary_dim / 2; ++j) {
-        cos[j] = load(cos_row[j]);
-        sin[j] = load(sin_row[j]);
-      }
-    }
-  });
+  load_angles(a.rotary, a.cos.row(0, at.position, 0), a.sin.row(0, at.position, 0), a.rotary_dim / 2, cos, sin);
   core::appended_rows(a, [&](const core::AppendedNames& names, const core::RowsShape& shape,
                              const AppendArguments::Rows& rows) {
     const int64_t rotary_dim = names.is_rotated ? a.rotary_dim : 0;

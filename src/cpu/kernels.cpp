@@ -12,6 +12,7 @@
 #include "cpu/copy_pages.hpp"
 #include "cpu/forward_widened.hpp"
 #include "cpu/parallel.hpp"
+#include "cpu/quantize.hpp"
 #include "cpu/vector/backward_vector.hpp"
 #include "cpu/vector/decode_vector.hpp"
 #include "cpu/vector/forward_vector.hpp"
@@ -175,6 +176,25 @@ constexpr core::Kernel kCopyPages = {.name = "cpu.copy_pages",
                                      .threads = threads_for,
                                      .describe = describe_copy_pages,
                                      .run = run_copy_pages};
+constexpr core::Kernel kQuantize = {
+    .name = "cpu.quantize",
+    .operation = core::Operation::quantize,
+    .summary = "plain loops, a row at a time, fp32",
+    .dtypes = dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16),
+    .max_head_dim = std::numeric_limits<int32_t>::max(),
+    .workspace = quantize_workspace,
+    .threads = threads_for,
+    .describe = describe_quantize,
+    .run = run_quantize};
+constexpr core::Kernel kDequantize = {.name = "cpu.dequantize",
+                                      .operation = core::Operation::dequantize,
+                                      .summary = "plain loops, a row at a time, fp32",
+                                      .dtypes = dtype_bit(core::DType::f8e4m3fn) | dtype_bit(core::DType::f8e5m2),
+                                      .max_head_dim = std::numeric_limits<int32_t>::max(),
+                                      .workspace = quantize_workspace,
+                                      .threads = threads_for,
+                                      .describe = describe_quantize,
+                                      .run = run_dequantize};
 
 auto all_kernels() {
   const std::array kernels = {
@@ -221,6 +241,8 @@ auto all_kernels() {
 #endif
     kAppend,
     kCopyPages,
+    kQuantize,
+    kDequantize,
   };
   return kernels;
 }

@@ -18,6 +18,8 @@
 #include "cuda/launch/classify.hpp"
 #include "cuda/launch/run.hpp"
 #include "cuda/merge/recipe.hpp"
+#include "cuda/quantize/recipe.hpp"
+#include "portable/quantize_params.hpp"
 
 namespace tessella::cuda {
 namespace {
@@ -151,6 +153,22 @@ constexpr KernelRow kCopyPages = {.name = "cuda.copy_pages",
                                   .max_head_dim = std::numeric_limits<int32_t>::max(),
                                   .features = {},
                                   .recipe = copy_pages_recipe};
+constexpr KernelRow kQuantize = {.name = "cuda.quantize",
+                                 .operation = core::Operation::quantize,
+                                 .summary = "fp32, a row in the registers of a few threads, any GPU from Ampere on",
+                                 .architectures = "sm_80+",
+                                 .dtypes = kFloats,
+                                 .max_head_dim = portable::kMostQuantizedColumns,
+                                 .features = {},
+                                 .recipe = quantize_recipe};
+constexpr KernelRow kDequantize = {.name = "cuda.dequantize",
+                                   .operation = core::Operation::dequantize,
+                                   .summary = "fp32, a row in the registers of a few threads, any GPU from Ampere on",
+                                   .architectures = "sm_80+",
+                                   .dtypes = dtype_bit(DType::f8e4m3fn) | dtype_bit(DType::f8e5m2),
+                                   .max_head_dim = portable::kMostQuantizedColumns,
+                                   .features = {},
+                                   .recipe = dequantize_recipe};
 constexpr KernelRow kStandard = {.name = "cuda.standard",
                                  .summary = "standard attention: three kernels, an N x N matrix in memory",
                                  .architectures = "sm_80+",
@@ -183,10 +201,11 @@ constexpr KernelRow kFlash1 = {.name = "cuda.flash_1",
 
 core::KernelTable cuda_kernels() {
   return core::once([] {
-    return std::array{kernel<kForwardF8Sm90>(), kernel<kForwardWidened>(), kernel<kDecode>(), kernel<kForwardSm90>(),
-                      kernel<kForwardSm80>(), kernel<kBackwardSm90>(), kernel<kBackwardSm80>(), kernel<kMerge>(),
-                      kernel<kAppend>(), kernel<kCopyPages>(), kernel<kStandard>(), kernel<kStandardBackward>(),
-                      kernel<kDecodeUnifiedMax>(), kernel<kFlash1>()};
+    return std::array{
+        kernel<kForwardF8Sm90>(),    kernel<kForwardWidened>(), kernel<kDecode>(),       kernel<kForwardSm90>(),
+        kernel<kForwardSm80>(),      kernel<kBackwardSm90>(),   kernel<kBackwardSm80>(), kernel<kMerge>(),
+        kernel<kAppend>(),           kernel<kCopyPages>(),      kernel<kStandard>(),     kernel<kStandardBackward>(),
+        kernel<kDecodeUnifiedMax>(), kernel<kFlash1>(),         kernel<kQuantize>(),     kernel<kDequantize>()};
   });
 }
 

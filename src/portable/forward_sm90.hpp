@@ -82,8 +82,8 @@ constexpr int32_t columns_at_once(const ForwardSm90Config& c) { return c.head_di
 // Queries lie in registers where two warpgroups have enough for them beside o, s and p: the matrix unit then reads a
 // third less of shared memory. Score modifications, bias, dropout and several masks may need those registers.
 constexpr bool holds_queries(const ForwardSm90Config& c) {
-  return bits_of(c.score.elements.q) == 16 && c.tile_q == 2 * kWarpgroupRows && c.head_dim_qk == 128 && c.head_dim_v == 128 && !c.score.score_mod &&
-         !c.score.bias && !c.score.dropout && num_masks(c.score) <= 1;
+  return bits_of(c.score.elements.q) == 16 && c.tile_q == 2 * kWarpgroupRows && c.head_dim_qk == 128 &&
+         c.head_dim_v == 128 && !c.score.score_mod && !c.score.bias && !c.score.dropout && num_masks(c.score) <= 1;
 }
 
 constexpr ForwardSm90Layout forward_sm90_layout(const ForwardSm90Config& c) {

@@ -42,11 +42,11 @@ constexpr int64_t clamped(int64_t value, int64_t low, int64_t high) {
 }
 
 // The last sequence that begins at or before the row.
-constexpr int32_t sequence_of(const NewRowTables& t, int32_t row) {
-  int32_t low = 0, high = t.batch - 1;
+constexpr int32_t sequence_of(const TableParams& cu_seqlens, int32_t batch, int32_t row) {
+  int32_t low = 0, high = batch - 1;
   while (low < high) {
     const int32_t middle = low + (high - low + 1) / 2;
-    if (entry_of(t.cu_seqlens_new, 0, middle) <= row)
+    if (entry_of(cu_seqlens, 0, middle) <= row)
       low = middle;
     else
       high = middle - 1;
@@ -60,7 +60,7 @@ constexpr NewRow new_row(const NewRowTables& t, int32_t token) {
   int64_t idx, rows;  // of the row in its sequence, of the sequence
   if (t.cu_seqlens_new.data != nullptr) {
     if (t.batch == 0) return r;
-    r.batch_idx = sequence_of(t, token);
+    r.batch_idx = sequence_of(t.cu_seqlens_new, t.batch, token);
     r.from_row = token;
     const int64_t begin = clamped(entry_of(t.cu_seqlens_new, 0, r.batch_idx), 0, t.total_new);
     const int64_t end = clamped(entry_of(t.cu_seqlens_new, 0, r.batch_idx + 1), begin, t.total_new);

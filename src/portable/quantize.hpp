@@ -1,4 +1,4 @@
-// Rows of floats as a scale and elements of e4m3, i8 or i4: what an append stores in a quantised cache.
+// Rows of floats as a scale and elements of 8 or 4 bits: what quantize writes, and an append into a quantised cache.
 //
 // Every compiler and device gives the same bits: there are a division, a sum with a constant and comparisons, of which
 // nothing contracts, and below kLeastScale nothing is left in which flushed subnormal numbers, as CPU threads have
@@ -11,11 +11,16 @@
 
 namespace tessella::portable {
 
-// element, here and below: is_of_caches().
+// element, here and below: is_quantized().
 
 // The largest number stored; the least is its negative.
 constexpr float largest(Element element) {
-  return element == Element::e4m3 ? kLargestFloat8 : element == Element::i8 ? 127.0f : 7.0f;
+  switch (element) {
+    case Element::e4m3: return kLargestFloat8;
+    case Element::e5m2: return kLargestE5M2;
+    case Element::i8: return 127;
+    default: return 7;
+  }
 }
 
 inline constexpr float kLeastScale = 0x1p-90f;  // below it a scale counts as zero
@@ -44,6 +49,11 @@ inline uint32_t quantized(float x, float divisor, Element element) {
     const uint32_t size = bits & 0x7F;
     return size == 0x7F || size == 0 ? size : bits;
   }
+  if (element == Element::e5m2) {
+    const uint32_t bits = to_e5m2(quotient).bits;
+    const uint32_t size = bits & 0x7F;
+    return size == 0x7F || size == 0 ? size : bits;
+  }
   // In integers, which compilers vectorize.
   const uint32_t size = magnitude(quotient), most = float_bits(largest(element));
   const float within = bits_float((float_bits(quotient) & 0x80000000) | (size < most ? size : most));
@@ -55,6 +65,7 @@ inline uint32_t quantized(float x, float divisor, Element element) {
 // The number that such bits are.
 inline float number_of(uint32_t bits, Element element) {
   if (element == Element::e4m3) return to_float(Float8E4M3{static_cast<uint8_t>(bits)});
+  if (element == Element::e5m2) return to_float(Float8E5M2{static_cast<uint8_t>(bits)});
   const uint32_t sign = element == Element::i4 ? 0x8 : 0x80;
   return static_cast<float>(static_cast<int32_t>(bits ^ sign) - static_cast<int32_t>(sign));
 }
@@ -62,7 +73,7 @@ inline float number_of(uint32_t bits, Element element) {
 // A row in memory, on the host; count is even for i4.
 template <Element kElement>
 inline void quantize_row(const float* row, int64_t count, float divisor, uint8_t* into) {
-  static_assert(is_of_caches(kElement));
+  static_assert(is_quantized(kElement));
   if constexpr (kElement == Element::i4) {
     for (int64_t c = 0; c < count; c += 2) {
       into[c / 2] =

@@ -41,5 +41,8 @@ CheckReport check_merge(const core::MergeArguments& arguments, int64_t num_rows,
 CheckReport check_append(const core::AppendArguments& arguments, int64_t num_rows, uint64_t seed);
 // Copies are held to every bit.
 CheckReport check_copy_pages(const core::CopyPagesArguments& arguments, int64_t num_rows, uint64_t seed);
+// Of quantize and dequantize. Elements are held to what is nearest under the scales and means that were written, and
+// those to the exact ones.
+CheckReport check_quantize(const core::QuantizeArguments& arguments, int64_t num_rows, uint64_t seed);
 
 }  // namespace tessella::reference

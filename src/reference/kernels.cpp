@@ -13,6 +13,7 @@
 #include "reference/ladder/kv_head.hpp"
 #include "reference/ladder/ladder.hpp"
 #include "reference/merge.hpp"
+#include "reference/quantize.hpp"
 
 namespace tessella::reference {
 namespace {
@@ -97,6 +98,24 @@ core::KernelTable reference_kernels() {
                      .max_head_dim = kAnyHeadDim,
                      .automatic = 0,
                      .run = copy_pages_run},
+        core::Kernel{.name = "reference.quantize",
+                     .operation = core::Operation::quantize,
+                     .summary = "plain loops in float64, the oracle",
+                     .dtypes = kFloats,
+                     .max_head_dim = kAnyHeadDim,
+                     .automatic = 0,
+                     .workspace = quantize_workspace,
+                     .threads = num_threads,
+                     .run = quantize_run},
+        core::Kernel{.name = "reference.dequantize",
+                     .operation = core::Operation::dequantize,
+                     .summary = "plain loops in float64, the oracle",
+                     .dtypes = kFloat8s,
+                     .max_head_dim = kAnyHeadDim,
+                     .automatic = 0,
+                     .workspace = quantize_workspace,
+                     .threads = num_threads,
+                     .run = dequantize_run},
         ladder_kernel<kStandard>(),
         ladder_kernel<kSafeSoftmax>(),
         ladder_kernel<kOnlineSoftmax>(),

@@ -64,6 +64,11 @@ inline uint32_t atomicAdd(uint32_t* to, uint32_t value) {
   *to += value;
   return before;
 }
+inline uint32_t atomicMax(uint32_t* to, uint32_t value) {
+  const uint32_t before = *to;
+  if (before < value) *to = value;
+  return before;
+}
 
 inline uint32_t atomicMax(uint32_t* to, uint32_t value) {
   const uint32_t before = *to;

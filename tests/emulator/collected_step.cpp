@@ -33,6 +33,14 @@ void finish(CopyPagesCall& call) {
   if (call.run() != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
 }
 
+void finish(QuantizeCall& call) {
+  if (call.run() != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
+}
+
+void finish_back(QuantizeCall& call) {
+  if (call.run_back("") != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
+}
+
 void finish(BackwardCall& call) {
   if (call.run() != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
 }

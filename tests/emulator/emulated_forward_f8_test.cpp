@@ -84,13 +84,12 @@ TEST(EmulatedF8, Outliers) {
 }
 
 TEST(EmulatedF8, Bands) {
-  for (const Change& change : std::vector<Change>{[](Case& c) { c.window_right = 0; },
-                                                  [](Case& c) { c.window_left = 90, c.window_right = 4; },
-                                                  [](Case& c) { c.causal_top_left = true; },
-                                                  [](Case& c) { c.chunk = 70; },
-                                                  [](Case& c) { c.keep_first = 3, c.window_left = 20, c.seqlen_kv = 600; },
-                                                  [](Case& c) { c.window_right = 0, c.seqlen_q = 500, c.seqlen_kv = 130; },
-                                                  [](Case& c) { c.seqlen_kv = 0; }}) {
+  for (const Change& change :
+       std::vector<Change>{[](Case& c) { c.window_right = 0; }, [](Case& c) { c.window_left = 90, c.window_right = 4; },
+                           [](Case& c) { c.causal_top_left = true; }, [](Case& c) { c.chunk = 70; },
+                           [](Case& c) { c.keep_first = 3, c.window_left = 20, c.seqlen_kv = 600; },
+                           [](Case& c) { c.window_right = 0, c.seqlen_q = 500, c.seqlen_kv = 130; },
+                           [](Case& c) { c.seqlen_kv = 0; }}) {
     Case c = base(64, 64);
     change(c);
     expect_right(c);
@@ -100,12 +99,11 @@ TEST(EmulatedF8, Bands) {
 }
 
 TEST(EmulatedF8, Lengths) {
-  for (const Change& change :
-       std::vector<Change>{[](Case& c) { c.packed_q = c.packed_kv = true; },
-                           [](Case& c) { c.packed_q = c.packed_kv = true, c.window_right = 0; },
-                           [](Case& c) { c.seqlens_q = c.seqlens_kv = true; },
-                           [](Case& c) { c.leftpad_kv = true, c.window_right = 0; },
-                           [](Case& c) { c.cache_batch_idx = c.seqlens_kv = true; }}) {
+  for (const Change& change : std::vector<Change>{[](Case& c) { c.packed_q = c.packed_kv = true; },
+                                                  [](Case& c) { c.packed_q = c.packed_kv = true, c.window_right = 0; },
+                                                  [](Case& c) { c.seqlens_q = c.seqlens_kv = true; },
+                                                  [](Case& c) { c.leftpad_kv = true, c.window_right = 0; },
+                                                  [](Case& c) { c.cache_batch_idx = c.seqlens_kv = true; }}) {
     for (const uint64_t seed : {1, 2}) {
       Case c = base(64, 64);
       c.batch = 3;

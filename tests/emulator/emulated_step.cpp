@@ -31,6 +31,8 @@ void finish(Call&) {}
 void finish(MergeCall& call) { call.bring_back(); }
 void finish(AppendCall&) {}
 void finish(CopyPagesCall&) {}
+void finish(QuantizeCall&) {}
+void finish_back(QuantizeCall&) {}
 void finish(BackwardCall&) {}
 
 }  // namespace tessella::tests

@@ -9,6 +9,7 @@
 #include "cases/call.hpp"
 #include "cases/copy_pages_call.hpp"
 #include "cases/merge_call.hpp"
+#include "cases/quantize_call.hpp"
 #include "cuda/launch/recipe.hpp"
 
 namespace tessella::tests {
@@ -19,6 +20,8 @@ void finish(Call& call);
 void finish(MergeCall& call);
 void finish(AppendCall& call);
 void finish(CopyPagesCall& call);
+void finish(QuantizeCall& call);
+void finish_back(QuantizeCall& call);  // of dequantize
 void finish(BackwardCall& call);
 
 }  // namespace tessella::tests

@@ -289,6 +289,27 @@ void call(Bytes& bytes) {
   copy_pages.pairs = args.page_table;
   expect_sane(tessella_copy_pages(&copy_pages, nullptr, nullptr));
 
+  // q, turned by what was its bias, into what was to be its gradient, and k or its like back.
+  tessella_quantize_args quantize = TESSELLA_QUANTIZE_ARGS_INIT;
+  tessella_quantize_options quantize_options = TESSELLA_QUANTIZE_OPTIONS_INIT;
+  quantize.x = args.q;
+  quantize.out = append.q_out;
+  quantize.scale = args.q_scale;
+  quantize.cu_seqlens = args.cu_seqlens_q;
+  quantize.rotary_cos = append.rotary_cos;
+  quantize.rotary_sin = append.rotary_sin;
+  quantize.mean = args.lse;
+  quantize_options.scale_block = bytes.byte() % 4;
+  quantize_options.scales_given = bytes.byte() % 3;
+  quantize_options.hadamard = bytes.byte() % 3;
+  expect_sane(tessella_quantize(&quantize, &quantize_options, nullptr));
+  tessella_dequantize_args dequantize = TESSELLA_DEQUANTIZE_ARGS_INIT;
+  dequantize.x = args.k;
+  dequantize.out = append.k;
+  dequantize.scale = args.k_scale;
+  dequantize.cu_seqlens = args.cu_seqlens_kv;
+  expect_sane(tessella_dequantize(&dequantize, nullptr, nullptr));
+
   tessella_plan* plan = nullptr;
   const int32_t operation = bytes.byte() % 8 == 0 ? bytes.byte() % 10 - 1 : TESSELLA_FORWARD;
   const tessella_merge_args no_states = TESSELLA_MERGE_ARGS_INIT;
@@ -298,6 +319,8 @@ void call(Bytes& bytes) {
     case TESSELLA_MERGE: tagged.args = &no_states, tagged.options = nullptr; break;
     case TESSELLA_APPEND: tagged.args = &append, tagged.options = &append_options; break;
     case TESSELLA_COPY_PAGES: tagged.args = &copy_pages, tagged.options = nullptr; break;
+    case TESSELLA_QUANTIZE: tagged.args = &quantize, tagged.options = &quantize_options; break;
+    case TESSELLA_DEQUANTIZE: tagged.args = &dequantize, tagged.options = nullptr; break;
     default: break;
   }
   if (tessella_plan_make(&tagged, &plan) == TESSELLA_OK) tessella_plan_free(plan);

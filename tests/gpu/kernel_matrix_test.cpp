@@ -18,6 +18,7 @@
 #include "cuda/forward_widened/recipe.hpp"
 #include "cuda/ladder/recipe.hpp"
 #include "cuda/merge/recipe.hpp"
+#include "cuda/quantize/recipe.hpp"
 #include "gpu/kernel_matrix.hpp"
 
 namespace tessella::kernel_matrix {
@@ -148,6 +149,51 @@ TEST(KernelMatrixCopyPages, CompilesWithoutSpills) {
   for (const int32_t alignment : {1, 2, 4, 8, 16}) {
     const core::CopyPagesShape shape{.pools = {DType::bf16, alignment}, .num_pools = 61};
     for (const int arch : {80, 90}) expect_small(store, copy_pages_recipe(shape, typical_device(arch)), arch);
+  }
+}
+
+// quantize and dequantize: every kernel, with all that a row may go through and with nothing, lanes with 8 columns and
+// with 32, pieces of 16 bytes and of one element.
+TEST(KernelMatrixQuantize, CompilesWithoutSpills) {
+  if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const int64_t head_dim : {128, dtype == DType::bf16 ? 1024 : 512}) {
+      for (const bool is_whole : {false, true}) {
+        core::QuantizeShape shape{.x = {dtype, 16}, .out = {DType::f8e4m3fn, 16}, .batch = 2, .seqlen = 300};
+        shape.total = shape.seqlen;
+        shape.heads = 4;
+        shape.head_dim = head_dim;
+        shape.computes_scales = true;
+        const int arch = is_whole ? 90 : 80;
+        if (is_whole) {
+          shape.hadamard = true;
+          shape.mean_heads = 4;
+          shape.rotary = DType::f32;
+          shape.rotary_dim = head_dim;
+        } else if (dtype == DType::bf16) {
+          shape.x.alignment = shape.out.alignment = 2;
+          shape.mean_heads = 2;
+          shape.has_shift = true;
+        }
+        for (const int64_t scale_block : {0, 1, 128}) {
+          shape.scale_block = scale_block;
+          expect_small(store, quantize_recipe(shape, typical_device(arch)), arch);
+        }
+        shape.is_transposed = true;
+        expect_small(store, quantize_recipe(shape, typical_device(arch)), arch);
+        core::QuantizeShape back{shape};
+        back.operation = core::Operation::dequantize;
+        std::swap(back.x, back.out);
+        back.computes_scales = back.has_shift = false;
+        back.rotary = DType::none;
+        back.rotary_dim = 0;
+        for (const bool is_transposed : {false, true}) {
+          back.is_transposed = is_transposed;
+          expect_small(store, dequantize_recipe(back, typical_device(arch)), arch);
+        }
+      }
+    }
   }
 }
 

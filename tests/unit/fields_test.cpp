@@ -66,7 +66,7 @@ std::string misfit(const S& plan_shape, const S& call) {
 
 template <typename S>
 class Fields : public testing::Test {};
-using Shapes = testing::Types<AttentionShape, MergeShape, AppendShape, CopyPagesShape>;
+using Shapes = testing::Types<AttentionShape, MergeShape, AppendShape, CopyPagesShape, QuantizeShape>;
 TYPED_TEST_SUITE(Fields, Shapes);
 
 // One entry of the list a member; the operands and arrays of a list are one member of the shape.

@@ -78,6 +78,21 @@ TEST(Float8, E5M2RoundsToNearestEven) {
   EXPECT_TRUE(std::isnan(portable::to_float(portable::to_e5m2(NAN))));
 }
 
+// Every number of e5m2 is itself, and what lies between two of them goes to the nearer one.
+TEST(Float8, RoundsToE5M2) {
+  for (uint32_t bits = 0; bits < 256; ++bits) {
+    const float number = portable::to_float(portable::Float8E5M2{static_cast<uint8_t>(bits)});
+    if (!std::isfinite(number)) continue;
+    EXPECT_EQ(portable::to_e5m2(number).bits, bits);
+    if ((bits & 0x7F) >= 0x7B) continue;
+    const float next = portable::to_float(portable::Float8E5M2{static_cast<uint8_t>(bits + 1)});
+    const float middle = number / 2 + next / 2, away = bits < 128 ? 1e9F : -1e9F;
+    EXPECT_EQ(portable::to_e5m2(middle).bits, bits + bits % 2);
+    EXPECT_EQ(portable::to_e5m2(std::nextafter(middle, 0.0F)).bits, bits);
+    EXPECT_EQ(portable::to_e5m2(std::nextafter(middle, away)).bits, bits + 1);
+  }
+}
+
 TEST(Int4, TwoLiveInAByte) {
   uint8_t data[2] = {0xFF, 0xFF};
   for (int32_t value = -8; value <= 7; ++value) {

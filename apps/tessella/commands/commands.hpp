@@ -7,6 +7,7 @@ namespace tessella::cli {
 
 void add_attend(Command& program);
 void add_merge(Command& program);
+void add_quantize(Command& program);
 void add_bench(Command& program);
 void add_bench_decode(Command& bench);  // a subcommand of `bench`
 void add_ladder(Command& program);

@@ -32,6 +32,7 @@ from ._options import Options
 from ._paged_cache import PagedCache
 from ._pages import Pages
 from ._plan import Plan, Workspace, explain, plan
+from ._quantize import dequantize, quantize
 
 __version__ = version()
 
@@ -67,6 +68,7 @@ __all__ = [
     "chunk",
     "copy_pages",
     "dense",
+    "dequantize",
     "document",
     "explain",
     "info",
@@ -76,6 +78,7 @@ __all__ = [
     "merge",
     "plan",
     "prefix",
+    "quantize",
     "refusals",
     "window",
 ]

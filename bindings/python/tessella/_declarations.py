@@ -41,6 +41,7 @@ MERGE = 4
 QUANTIZE = 5
 LINEAR = 6
 COPY_PAGES = 7
+DEQUANTIZE = 8
 
 # Gradients, one bit each.
 DQ = 1
@@ -55,7 +56,9 @@ DEVICE_DEFAULT = 0
 CPU = 1
 CUDA = 2
 
-READ_ONLY = 1  # a flag of Tensor
+# Flags of Tensor.
+READ_ONLY = 1
+TRANSPOSED = 2
 
 
 class Tensor(c.Structure):
@@ -164,6 +167,30 @@ class CopyPagesOptions(c.Structure):
     _fields_ = _fields("copy_pages_options")
 
 
+class QuantizeArgs(c.Structure):
+    """tessella_quantize_args: rows that become elements of 8 bits, and what comes with them."""
+
+    _fields_ = _fields("quantize_args")
+
+
+class QuantizeOptions(c.Structure):
+    """tessella_quantize_options: how rows are quantised."""
+
+    _fields_ = _fields("quantize_options")
+
+
+class DequantizeArgs(c.Structure):
+    """tessella_dequantize_args: rows of 8 bits that become numbers again."""
+
+    _fields_ = _fields("dequantize_args")
+
+
+class DequantizeOptions(c.Structure):
+    """tessella_dequantize_options: how rows were quantised."""
+
+    _fields_ = _fields("dequantize_options")
+
+
 class Call(c.Structure):
     """tessella_call: arguments and options of any operation."""
 
@@ -253,6 +280,8 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "tessella_merge": (c.c_int32, [c.POINTER(MergeArgs), c.POINTER(MergeOptions), c.c_void_p]),
     "tessella_append": (c.c_int32, [c.POINTER(AppendArgs), c.POINTER(AppendOptions), c.c_void_p]),
     "tessella_copy_pages": (c.c_int32, [c.POINTER(CopyPagesArgs), c.POINTER(CopyPagesOptions), c.c_void_p]),
+    "tessella_quantize": (c.c_int32, [c.POINTER(QuantizeArgs), c.POINTER(QuantizeOptions), c.c_void_p]),
+    "tessella_dequantize": (c.c_int32, [c.POINTER(DequantizeArgs), c.POINTER(DequantizeOptions), c.c_void_p]),
     "tessella_plan_make": (c.c_int32, [_call, c.POINTER(Plan)]),
     "tessella_plan_free": (None, [Plan]),
     "tessella_plan_run": (c.c_int32, [Plan, _call, _workspace, c.c_void_p]),

@@ -15,6 +15,7 @@
 #include <tessella/backward.hpp>
 #include <tessella/torch/append.hpp>
 #include <tessella/torch/merge.hpp>
+#include <tessella/torch/quantize.hpp>
 #include <tessella/torch/tensor.hpp>
 #include <tuple>
 #include <utility>

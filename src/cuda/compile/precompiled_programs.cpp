@@ -11,6 +11,7 @@
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
 #include "cuda/merge/recipe.hpp"
+#include "cuda/quantize/recipe.hpp"
 
 namespace tessella::cuda {
 
@@ -80,6 +81,10 @@ std::vector<PrecompiledProgram> precompiled_programs(Precompiled which) {
     append.rotary = core::DType::f32;
     append.rotary_dim = 128;
     add_everywhere("cuda.append", append_recipe(append, hopper));
+    core::QuantizeShape quantize{.x = {dtype, 16}, .out = {core::DType::f8e4m3fn, 16}};
+    quantize.head_dim = 128;
+    quantize.computes_scales = true;
+    add_everywhere("cuda.quantize", quantize_recipe(quantize, hopper));
   }
   core::CopyPagesShape pages{.pools = {core::DType::bf16, 16}, .num_pools = 1};
   add_everywhere("cuda.copy_pages", copy_pages_recipe(pages, hopper));

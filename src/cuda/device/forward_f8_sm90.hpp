@@ -2,8 +2,8 @@
 // on forward_sm90's blocks, rings and walks.
 //
 // The matrix unit keeps 14 bits of what it adds up in 8-bit products (DeepSeek-V3, arXiv 2412.19437, section 3.3.2), so
-// the products of every tile begin from zero and are added to out in fp32: one key among 128k keeps its weight. It costs
-// no instruction that the rescaling of out would not.
+// the products of every tile begin from zero and are added to out in fp32: one key among 128k keeps its weight. It
+// costs no instruction that the rescaling of out would not.
 //
 //   each warpgroup    64 rows of the query tile:
 //     for every key tile i:

@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(portable::kTransposeThreads) transpose_v(const
     if constexpr (C.paged) {
       return HeadRows<true>{p.forward, data, v.row_stride, v.batch_stride, batch_idx, of.row_kv};
     } else {
-      return HeadRows<false>{
-          data + batch_of_keys(p.forward, batch_idx) * v.batch_stride + of.row_kv * v.row_stride, v.row_stride};
+      return HeadRows<false>{data + batch_of_keys(p.forward, batch_idx) * v.batch_stride + of.row_kv * v.row_stride,
+                             v.row_stride};
     }
   }();
 #pragma unroll 4

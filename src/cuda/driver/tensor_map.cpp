@@ -33,9 +33,8 @@ portable::TensorMap tensor_map(const core::Operand& operand, const TensorSizes& 
   const uint64_t strides[3] = {bytes(operand.row_stride), bytes(operand.head_stride), bytes(operand.batch_stride)};
   const uint32_t box[4] = {static_cast<uint32_t>(of_copy.columns), static_cast<uint32_t>(of_copy.rows), 1, 1};
   const uint32_t steps[4] = {1, 1, 1, 1};
-  const CUtensorMapSwizzle swizzle = of_copy.columns * core::size_bytes(operand.dtype) == 128
-                                         ? CU_TENSOR_MAP_SWIZZLE_128B
-                                         : CU_TENSOR_MAP_SWIZZLE_64B;
+  const CUtensorMapSwizzle swizzle =
+      of_copy.columns * core::size_bytes(operand.dtype) == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   CUtensorMap map;
   check(required_driver().cuTensorMapEncodeTiled(&map, data_type(operand.dtype), 4, operand.data, dims, strides, box,
                                                  steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,

@@ -23,8 +23,7 @@ int32_t padded(int64_t head_dim) {
 
 // One factor serves a tile of keys where blocks of rows are whole tiles of each sequence.
 KeyScales key_scales(const AttentionShape& p) {
-  const bool has_any =
-      p.operands[Name::k_scale].dtype != DType::none || p.operands[Name::v_scale].dtype != DType::none;
+  const bool has_any = p.operands[Name::k_scale].dtype != DType::none || p.operands[Name::v_scale].dtype != DType::none;
   if (!has_any) return KeyScales::tile;
   if (p.features.has(Feature::paged_kv)) return KeyScales::key;  // pages have factors of their own
   if (p.scale_block == 0) return KeyScales::tile;
@@ -53,8 +52,7 @@ Program forward_f8_sm90_program(const ForwardSm90Config& config, const std::stri
 }
 
 Program transpose_v_program(const portable::TransposeVConfig& config) {
-  return {.header = "cuda/device/transpose_v.hpp",
-          .expression = expression("transpose_v", "TransposeVConfig", config)};
+  return {.header = "cuda/device/transpose_v.hpp", .expression = expression("transpose_v", "TransposeVConfig", config)};
 }
 
 }  // namespace tessella::cuda

@@ -118,23 +118,22 @@ ForwardSm90Params params_with_maps(const AttentionArguments& p, const ForwardSm9
 
 Step transpose_step(const ForwardSm90Config& config) {
   const portable::TransposeVConfig of_v{.head_dim_v = config.head_dim_v, .paged = config.paged};
-  return {.program = transpose_v_program(of_v),
-          .threads = portable::kTransposeThreads,
-          .shared_bytes = kKeyTile * (config.head_dim_v + 16),
-          .launch = [config](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
-                             const core::Workspace& workspace) -> std::optional<Launch> {
-            const AttentionArguments& p = core::attention(call);
-            const TileMap map = tile_map(p, config);
-            const int64_t tiles = (p.seqlen_kv + kKeyTile - 1) / kKeyTile;
-            if (!has_rows(p, map) || tiles == 0) return std::nullopt;
-            const portable::TransposeVParams params{
-                .forward = params_of(p, config, map, workspace, at_once).forward,
-                .to = reinterpret_cast<uint8_t*>(transposed_v(p, map, workspace).data),
-                .keys = transposed_keys(p)};
-            return Launch{{static_cast<unsigned>(tiles), static_cast<unsigned>(p.heads_kv),
-                           static_cast<unsigned>(p.batch)},
-                          Parameters(params)};
-          }};
+  return {
+      .program = transpose_v_program(of_v),
+      .threads = portable::kTransposeThreads,
+      .shared_bytes = kKeyTile * (config.head_dim_v + 16),
+      .launch = [config](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
+                         const core::Workspace& workspace) -> std::optional<Launch> {
+        const AttentionArguments& p = core::attention(call);
+        const TileMap map = tile_map(p, config);
+        const int64_t tiles = (p.seqlen_kv + kKeyTile - 1) / kKeyTile;
+        if (!has_rows(p, map) || tiles == 0) return std::nullopt;
+        const portable::TransposeVParams params{.forward = params_of(p, config, map, workspace, at_once).forward,
+                                                .to = reinterpret_cast<uint8_t*>(transposed_v(p, map, workspace).data),
+                                                .keys = transposed_keys(p)};
+        return Launch{{static_cast<unsigned>(tiles), static_cast<unsigned>(p.heads_kv), static_cast<unsigned>(p.batch)},
+                      Parameters(params)};
+      }};
 }
 
 // Blocks stay on their multiprocessors, one on each.
@@ -161,11 +160,10 @@ Recipe forward_f8_sm90_recipe(const core::Shape& shape, const DeviceInfo& device
   if (std::string reason = ineligible(bounds, config, device); !reason.empty()) return {.ineligible = reason};
   const std::string user = user_source(bounds.score_mod, bounds.mask_mod);
   Recipe recipe{.workspace = workspace_of(bounds, config), .description = description(config)};
-  add_mask_passes(recipe, bounds, config, user,
-                  [config](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,
-                           const Concurrency& at_once) {
-                    return params_of(arguments, config, map, workspace, at_once).forward;
-                  });
+  add_mask_passes(
+      recipe, bounds, config, user,
+      [config](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,
+               const Concurrency& at_once) { return params_of(arguments, config, map, workspace, at_once).forward; });
   recipe.steps.push_back(transpose_step(config));
   recipe.steps.push_back(forward_step(config, user));
   return recipe;

@@ -11,6 +11,7 @@ from ._attention import attention, decode_schedule
 from ._cascade import cascade_attention
 from ._layer import MultiHeadAttention
 from ._merge import merge
+from ._quantize import dequantize, quantize
 from ._sdpa import SdpaReport, sdpa_report, use_for_sdpa
 
 __all__ = [
@@ -21,7 +22,9 @@ __all__ = [
     "cascade_attention",
     "copy_pages",
     "decode_schedule",
+    "dequantize",
     "merge",
+    "quantize",
     "sdpa_report",
     "use_for_sdpa",
 ]

@@ -90,7 +90,7 @@ def append(
         }
         for name, tensor in tensors.items():
             if tensor is not None or name == "seqlens_kv":
-                _require_tensor(name, tensor)
+                require_tensor(name, tensor)
         if q is not None and q_out is None:
             q_out = tensors["q_out"] = torch.empty_like(q)
         named: dict[str, Any] = {name: tensor for name, tensor in list(tensors.items())[5:] if tensor is not None}
@@ -102,7 +102,7 @@ def append(
             named["kv_dtype"] = CACHE_DTYPES[cache_code("kv_dtype", kv_dtype)]
         if layout != "bshd":
             named["layout"] = layout
-        _set_resources(named, kernel, num_sms, num_threads)
+        set_resources(named, kernel, num_sms, num_threads)
     except (Error, TypeError) as error:
         name_function(error, "append")
         raise
@@ -132,17 +132,18 @@ def copy_pages(
     try:
         require_pools(pools)
         for idx, pool in enumerate(pools):
-            _require_tensor(f"pools[{idx}]", pool)
-        _require_tensor("pairs", pairs)
+            require_tensor(f"pools[{idx}]", pool)
+        require_tensor("pairs", pairs)
         named: dict[str, Any] = {}
-        _set_resources(named, kernel, num_sms, num_threads)
+        set_resources(named, kernel, num_sms, num_threads)
     except (Error, TypeError) as error:
         name_function(error, "copy_pages")
         raise
     torch.ops.tessella.copy_pages.default(list(pools), pairs, **named)
 
 
-def _require_tensor(name: str, tensor: Any) -> None:
+def require_tensor(name: str, tensor: Any) -> None:
+    """Raises unless it is a tensor that no gradient is wanted of."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(f"{name} is {type(tensor).__name__}, expected a torch.Tensor")
     if tensor.requires_grad and torch.is_grad_enabled():
@@ -151,7 +152,8 @@ def _require_tensor(name: str, tensor: Any) -> None:
         )
 
 
-def _set_resources(named: dict[str, Any], kernel: str | None, num_sms: int, num_threads: int | None) -> None:
+def set_resources(named: dict[str, Any], kernel: str | None, num_sms: int, num_threads: int | None) -> None:
+    """Adds what every operator has, where it is not the default."""
     if kernel is not None:
         named["kernel_name"] = string("kernel", kernel)
     if num_sms != 0:

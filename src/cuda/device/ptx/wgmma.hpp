@@ -102,30 +102,32 @@ TESSELLA_WGMMAS(192, 96, 97, 98, 99, 100, 101, 102)
 TESSELLA_WGMMAS(256, 128, 129, 130, 131, 132, 133, 134)
 #undef TESSELLA_WGMMAS
 #undef TESSELLA_WGMMA
-// 8-bit operands have the summed axis contiguous; a left one in registers holds 32 columns, four consecutive ones a word.
-#define TESSELLA_WGMMA_E4M3(N, a, b, c, d_, e, f)                                                                      \
-  template <>                                                                                                          \
-  struct WarpgroupMma<Element::e4m3, N> {                                                                              \
-    __device__ __forceinline__ static void with_shared(float (&d)[N / 8][4], uint64_t a_desc, uint64_t b_desc,         \
-                                                       bool adds) {                                                    \
-      asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #c                                                       \
-                   ", 0;\n"                                                                                            \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" TESSELLA_R##N "}, %" #a ", %" #b       \
-                   ", adds, 1, 1;\n}"                                                                                  \
-                   : TESSELLA_D##N                                                                                     \
-                   : "l"(a_desc), "l"(b_desc), "r"(static_cast<int>(adds)));                                           \
-    }                                                                                                                  \
-    template <Contiguous B = Contiguous::summed>                                                                       \
-    __device__ __forceinline__ static void with_registers(float (&d)[N / 8][4], const uint32_t (&left)[4],             \
-                                                          uint64_t b_desc, bool adds) {                                \
-      static_assert(B == Contiguous::summed);                                                                          \
-      asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #f                                                       \
-                   ", 0;\n"                                                                                            \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" TESSELLA_R##N "}, {%" #a ", %" #b      \
-                   ", %" #c ", %" #d_ "}, %" #e ", adds, 1, 1;\n}"                                                     \
-                   : TESSELLA_D##N                                                                                     \
-                   : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(b_desc), "r"(static_cast<int>(adds)));\
-    }                                                                                                                  \
+// 8-bit operands have the summed axis contiguous; a left one in registers holds 32 columns, four consecutive ones a
+// word.
+#define TESSELLA_WGMMA_E4M3(N, a, b, c, d_, e, f)                                                                \
+  template <>                                                                                                    \
+  struct WarpgroupMma<Element::e4m3, N> {                                                                        \
+    __device__ __forceinline__ static void with_shared(float (&d)[N / 8][4], uint64_t a_desc, uint64_t b_desc,   \
+                                                       bool adds) {                                              \
+      asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #c                                                 \
+                   ", 0;\n"                                                                                      \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" TESSELLA_R##N "}, %" #a ", %" #b \
+                                                                                              ", adds, 1, 1;\n}" \
+                   : TESSELLA_D##N                                                                               \
+                   : "l"(a_desc), "l"(b_desc), "r"(static_cast<int>(adds)));                                     \
+    }                                                                                                            \
+    template <Contiguous B = Contiguous::summed>                                                                 \
+    __device__ __forceinline__ static void with_registers(float (&d)[N / 8][4], const uint32_t (&left)[4],       \
+                                                          uint64_t b_desc, bool adds) {                          \
+      static_assert(B == Contiguous::summed);                                                                    \
+      asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #f                                                 \
+                   ", 0;\n"                                                                                      \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" TESSELLA_R##N                    \
+                   "}, {%" #a ", %" #b ", %" #c ", %" #d_ "}, %" #e ", adds, 1, 1;\n}"                           \
+                   : TESSELLA_D##N                                                                               \
+                   : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(b_desc),                        \
+                     "r"(static_cast<int>(adds)));                                                               \
+    }                                                                                                            \
   };
 TESSELLA_WGMMA_E4M3(64, 32, 33, 34, 35, 36, 37)
 TESSELLA_WGMMA_E4M3(96, 48, 49, 50, 51, 52, 53)

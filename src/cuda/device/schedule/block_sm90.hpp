@@ -28,7 +28,7 @@ struct BlockSm90 {
   static_assert(kLoadRegisters + kWarpgroups * kMultiplyRegisters <= (1 + kWarpgroups) * kLaunchRegisters);
   static constexpr portable::ForwardSm90Layout kLayout = portable::forward_sm90_layout(C);
   static_assert(sizeof(QueryTile) <= kLayout.query_tile_bytes);
-  static constexpr int kRowBytes = 128;                          // of a panel of columns
+  static constexpr int kRowBytes = 128;  // of a panel of columns
   static constexpr int kPanelColumns = portable::box_columns(C.score.elements.q);
   static constexpr int kQBytes = kLayout.q_bytes / kWarpgroups;  // of a warpgroup's queries
   static constexpr bool kHasMap = QueryTile::kHasMap;
@@ -210,7 +210,8 @@ struct BlockSm90 {
 #pragma unroll 1
     for (int i = kKeys == 1 ? 0 : static_cast<int>(threadIdx.x % 32); i < kKeys; i += 32) {
       const int32_t key = min(first_key + i, of.sequence.len_kv - 1);
-      ptx::store_word(s_scales + i * 4, __float_as_uint(key_scale(p.forward, p.scale_block, scale, of.work.batch_idx, of.batch_kv, of.head_kv, of.sequence.row_kv + key)));
+      ptx::store_word(s_scales + i * 4, __float_as_uint(key_scale(p.forward, p.scale_block, scale, of.work.batch_idx,
+                                                                  of.batch_kv, of.head_kv, of.sequence.row_kv + key)));
     }
     if (kKeys > 1) __syncwarp();
   }
@@ -218,8 +219,8 @@ struct BlockSm90 {
   template <int Columns, class AnyRing>
   __device__ __forceinline__ void load_keys(AnyRing& ring, uint32_t stage, int32_t bytes,
                                             const portable::TensorMap& map, const QueryTile& of, int32_t tile,
-                                            uint32_t s_masks, const uint4& masks,
-                                            const portable::OperandParams& scale, uint32_t s_scales) const {
+                                            uint32_t s_masks, const uint4& masks, const portable::OperandParams& scale,
+                                            uint32_t s_scales) const {
     const int32_t first_key = of.first_key(tile);
     ring.wait_empty();
     if (kHasMap && is_loader()) ptx::store_chunk(s_masks, {masks.x, masks.y, masks.z, masks.w});
@@ -250,8 +251,8 @@ struct BlockSm90 {
     store_scales(p.v_scale, of, tile, s_scales_of_v(v));
     if (!kLanesLoad || is_loader()) {
       v.arrive_full_expecting(kLayout.v_bytes);
-      ptx::copy_box(s_v(v), p.v, v.full(), transposed_at(p.forward, of.work.batch_idx, of.sequence) + of.first_key(tile),
-                    0, of.head_kv, 0);
+      ptx::copy_box(s_v(v), p.v, v.full(),
+                    transposed_at(p.forward, of.work.batch_idx, of.sequence) + of.first_key(tile), 0, of.head_kv, 0);
     }
     v.advance();
   }

@@ -33,7 +33,7 @@ inline float multiply_up(float a, float b) {
 inline float add_down(float a, float b) {
   const float sum = a + b;
   return static_cast<double>(sum) > static_cast<double>(a) + static_cast<double>(b) ? std::nextafter(sum, -INFINITY)
-                                                                                     : sum;
+                                                                                    : sum;
 }
 inline uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
 inline uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) ^ bits; }

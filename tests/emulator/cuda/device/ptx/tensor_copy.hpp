@@ -74,7 +74,8 @@ inline void store_box(const portable::TensorMap& map, uint32_t from, int32_t col
       [=] {
         const std::vector<uint32_t> chunks = emulator::box_chunks(t, from);
         for (size_t i = 0; i < chunks.size(); ++i) {
-          const int64_t r = row + emulator::row_of_chunk(t, i), c = column + emulator::bytes_before(t, i) / t.element_bytes;
+          const int64_t r = row + emulator::row_of_chunk(t, i),
+                        c = column + emulator::bytes_before(t, i) / t.element_bytes;
           const auto values = emulator::load<std::array<std::byte, emulator::kChunk>>(chunks[i]);
           if (const size_t there = t.bytes_there(c, r, head, batch)) {
             std::memcpy(t.at(c, r, head, batch), values.data(), there);

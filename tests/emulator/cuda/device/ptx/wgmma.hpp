@@ -49,7 +49,8 @@ class Described {
   }
   // Columns contiguous: element (k, column), of 16 bits.
   uint16_t column_major(int k, int column) const {
-    return emulator::load<uint16_t>(address(k / 8, k % 8, column % 64 * 2, static_cast<uint32_t>(column / 64) * leading_));
+    return emulator::load<uint16_t>(
+        address(k / 8, k % 8, column % 64 * 2, static_cast<uint32_t>(column / 64) * leading_));
   }
   // What the product reads, `size` rows or columns, as chunks: each lane of a warp answers for every 32nd.
   void add_rows(std::vector<uint32_t>& chunks, int size) const {
@@ -140,11 +141,7 @@ struct WarpgroupMma {
         for (int k = 0; k < kSummed; ++k) left[r][k] = Of::value(a.row_major<Bits>(row + r * 8, k));
       }
       multiply(
-          d, [&](int r, int k) { return left[r][k]; },
-          [&](int k, int n) {
-            return right<B>(b, k, n);
-          },
-          adds);
+          d, [&](int r, int k) { return left[r][k]; }, [&](int k, int n) { return right<B>(b, k, n); }, adds);
     };
     emulator::begin(emulator::Work::products, piece, std::move(chunks));
   }
@@ -174,10 +171,7 @@ struct WarpgroupMma {
         throw std::logic_error("an operand's register was written before its product was there");
       multiply(
           d, [&](int r, int k) { return left[static_cast<size_t>(r)][static_cast<size_t>(k)]; },
-          [&](int k, int n) {
-            return right<B>(b, k, n);
-          },
-          adds);
+          [&](int k, int n) { return right<B>(b, k, n); }, adds);
     };
     emulator::begin(emulator::Work::products, piece, std::move(chunks));
   }
