@@ -70,12 +70,6 @@ inline uint32_t atomicMax(uint32_t* to, uint32_t value) {
   return before;
 }
 
-inline uint32_t atomicMax(uint32_t* to, uint32_t value) {
-  const uint32_t before = *to;
-  *to = max(before, value);
-  return before;
-}
-
 inline void __syncthreads() { tessella::emulator::named_barrier(0, tessella::emulator::num_threads(), true); }
 inline int __syncthreads_or(int value) { return tessella::emulator::block_or(value != 0) ? 1 : 0; }
 inline void __syncwarp() { tessella::emulator::exchange({}); }

@@ -11,6 +11,7 @@
 #include "core/error.hpp"
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/compile/nvrtc.hpp"
+#include "cuda/forward_f8_sm90/recipe.hpp"
 #include "cuda/forward_sm80/config.hpp"
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
@@ -126,6 +127,37 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
       if (!is_score) continue;
       p.score_mod = "return score - arrays.f32(0)[h] * fabsf(q - k);";
       expect_lean(store, p, "score by positions");
+    }
+  }
+}
+
+// Each feature at one size and, but for bias and dropout, at the widest.
+TEST(KernelMatrixF8Sm90, CompilesWithoutSpillsOrWaits) {
+  if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  const FeatureSet sets[] = {{"plain", {}},
+                             {"softcap", Feature::softcap},
+                             {"alibi", Feature::alibi},
+                             {"bias in f32", Feature::bias, DType::f32},
+                             {"dropout", Feature::dropout},
+                             {"score_mod", Feature::score_mod},
+                             {"pages", Feature::paged_kv},
+                             {"document", Feature::document},
+                             {"factors of keys", Feature::kv_scales}};
+  for (const FeatureSet& set : sets) {
+    for (const int64_t head_dim : {64, 96, 128, 192, 256}) {
+      const bool takes_registers = set.features.has_any(Feature::bias | Feature::dropout);
+      if (set.features.empty() ? false : takes_registers ? head_dim != 128 : !g_full && head_dim != 128) continue;
+      AttentionArguments p = sm90_problem(head_dim, head_dim, 4096, DType::f8e4m3fn);
+      p.operands[core::Name::out].dtype = DType::bf16;
+      p.features = set.features;
+      p.bias_dtype = set.bias_dtype;
+      if (set.features.has(Feature::score_mod)) p.score_mod = "return score - arrays.f32(0)[h] * fabsf(q_minus_k);";
+      if (set.features.has(Feature::kv_scales)) {
+        p.operands[core::Name::k_scale].dtype = p.operands[core::Name::v_scale].dtype = DType::f32;
+        p.scale_block = 1;
+      }
+      expect_lean(store, p, set.name, forward_f8_sm90_recipe, head_dim == 256 ? 24 : takes_registers ? 16 : 0);
     }
   }
 }

@@ -50,10 +50,15 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
 
   __device__ __forceinline__ explicit WarpgroupF8Sm90(const Block& of) : Base(of), scores(of.p.forward) {}
 
+  // Where the operands of s and t are, found before they are there: finding takes time.
+  __device__ __forceinline__ Operand<> operand_q() const { return Operand<>(block.s_q_of(q, at.warpgroup)); }
+  __device__ __forceinline__ Operand<> operand_k() const { return Operand<>(block.s_k(k)); }
+  __device__ __forceinline__ Operand<C.tile_kv> operand_v() const { return Operand<C.tile_kv>(block.s_v(v)); }
+
   // s = q k^T
-  __device__ __forceinline__ void begin_scores(float (&s)[kBlocks][4]) const {
+  __device__ __forceinline__ static void begin_scores(float (&s)[kBlocks][4], const Operand<>& of_q,
+                                                      const Operand<>& of_k) {
     using Mma = ptx::WarpgroupMma<Element::e4m3, C.tile_kv>;
-    const Operand<> of_k(block.s_k(k)), of_q(block.s_q_of(q, at.warpgroup));
     const auto panel = [](int step, int rows) { return step / 4 * kRowBytes * rows + step % 4 * 32; };
     ptx::fence_registers();
 #pragma unroll
@@ -63,9 +68,8 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
     ptx::commit_products();
   }
   // t = p v, of a part of v's columns.
-  __device__ __forceinline__ void begin_output(int part) {
+  __device__ __forceinline__ void begin_output(int part, const Operand<C.tile_kv>& of_v) {
     using Mma = ptx::WarpgroupMma<Element::e4m3, kColumns>;
-    const Operand<C.tile_kv> of_v(block.s_v(v));
     ptx::fence_registers();
 #pragma unroll
     for (int step = 0; step < kBlocks / 4; ++step) {
@@ -87,9 +91,10 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
   }
   // The rest of the tile's output, whose first part has begun.
   __device__ __forceinline__ void end_outputs() {
+    const Operand<C.tile_kv> of_v = operand_v();
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      if (part > 0) begin_output(part);
+      if (part > 0) begin_output(part, of_v);
       end_output(part);
     }
     release(v);
@@ -131,13 +136,7 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
       return largest > 0 ? largest : scale_v;
     }
     const float unit = __uint_as_float(ptx::load_word(s_scales));
-    if (unit != 0) return unit;
-#pragma unroll
-    for (int j = 0; j < kBlocks; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[0][j][i] = 0;
-    }
-    return scale_v;
+    return unit != 0 ? unit : scale_v;  // the tile's v is zero then
   }
 
   // All of a query tile's output but its last product: the last tile's probabilities are there.
@@ -148,34 +147,58 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
     int32_t tile = scores.walk.enter(at, k, at.computed().first);
     typename Scores::Tile s;
     k.wait_full();
+    scores.load_scale(block.s_scales_of_k(k));
+    const Operand<> of_q = operand_q();
+    const Operand<> of_k = operand_k();
     wait_for_turn();
-    begin_scores(s[0]);
+    begin_scores(s[0], of_q, of_k);
     clear_output();
     ptx::wait_products<0>(s[0]);
     give_turn();
-    for (bool has_output = false;; has_output = true) {
-      const bool is_last = scores.walk.is_last(at, tile);
-      if (is_last) release_q();
-      scores.finish_scores(at, s, tile, block.s_scales_of_k(k));
-      release(k);
-      float rescale[2];
-      scores.take_maxima(at, s, tile, rescale);
-      scores.template exponentiate<0, kBlocks / 2>(at, s, tile);
-      if (has_output) end_outputs();
-      scores.template exponentiate<kBlocks / 2, kBlocks>(at, s, tile);
-      const float unit = take_scales_of_v(s);
-      scores.template round<0, kBlocks>(s);
-      take_unit(unit, rescale);
-      if (!scores.walk.is_full(tile)) clear_unseen_values(tile);
-      if (is_last) return;
-      tile = scores.walk.next(at, k, tile);
-      k.wait_full();
-      wait_for_turn();
-      begin_scores(s[0]);
-      begin_output(0);
-      ptx::wait_products<1>(s[0]);
-      give_turn();
+    bool is_last = scores.walk.is_last(at, tile);
+    take_tile<false, false>(s, tile, is_last);
+#pragma unroll 1
+    while (!is_last) {
+      // Inside a band every row sees the tile whole, and the next one.
+      if (KeyWalk<C>::kKnowsInside && scores.walk.is_full(tile + 1) && scores.walk.is_full(tile + 2)) {
+        begin_next(s, ++tile);
+        take_tile<true, true>(s, tile, false);
+      } else {
+        tile = scores.walk.next(at, k, tile);
+        begin_next(s, tile);
+        is_last = scores.walk.is_last(at, tile);
+        take_tile<false, true>(s, tile, is_last);
+      }
     }
+  }
+  // Begins the next tile's scores and the output of this one, and waits for the scores.
+  __device__ __forceinline__ void begin_next(typename Scores::Tile& s, int32_t) {
+    const Operand<> of_q = operand_q();
+    const Operand<> of_k = operand_k();
+    const Operand<C.tile_kv> of_v = operand_v();
+    k.wait_full();
+    scores.load_scale(block.s_scales_of_k(k));
+    wait_for_turn();
+    begin_scores(s[0], of_q, of_k);
+    begin_output(0, of_v);
+    ptx::wait_products<1>(s[0]);
+    give_turn();
+  }
+  // Makes probabilities of a tile's scores. HasOutput: the output of the tile before has begun.
+  template <bool IsFull, bool HasOutput>
+  __device__ __forceinline__ void take_tile(typename Scores::Tile& s, int32_t tile, bool is_last) {
+    if (!IsFull && is_last) release_q();
+    scores.template finish_scores<IsFull>(at, s, tile, block.s_scales_of_k(k));
+    release(k);
+    float rescale[2];
+    scores.take_maxima(at, s, tile, rescale);
+    scores.template exponentiate<0, kBlocks / 2>(at, s, tile);
+    if constexpr (HasOutput) end_outputs();
+    scores.template exponentiate<kBlocks / 2, kBlocks>(at, s, tile);
+    const float unit = take_scales_of_v(s);
+    scores.template round<0, kBlocks>(s);
+    take_unit(unit, rescale);
+    if (!IsFull && !scores.walk.is_full(tile)) clear_unseen_values(tile);
   }
   // The factor on out, from the units of the tile before to those of this one.
   __device__ __forceinline__ void take_unit(float unit, const float (&rescale)[2]) {
@@ -247,7 +270,7 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
       } else {
         skip(computed.skipped_before);
         multiply();
-        begin_output(0);
+        begin_output(0, operand_v());
         write_lse(by);
         end_outputs();
       }

@@ -52,6 +52,9 @@ std::string ineligible(const AttentionShape& p, const ForwardSm90Config& config,
   if (p.features.has(Feature::bias) && p.bias_dtype != core::DType::f32) {
     return message("takes a bias of f32; this one is ", core::name(p.bias_dtype));
   }
+  if (config.head_dim_v > 128 && p.features.has_any(Feature::bias | Feature::dropout)) {
+    return message("a bias or dropout takes registers that head_dim_v ", p.head_dim_v, " leaves none of, at most 128");
+  }
   for (const Name name : {Name::out_scale, Name::amax}) {
     if (p.operands[name].dtype != core::DType::none) return message("takes no ", core::name(name));
   }

@@ -251,8 +251,10 @@ struct BlockSm90 {
     store_scales(p.v_scale, of, tile, s_scales_of_v(v));
     if (!kLanesLoad || is_loader()) {
       v.arrive_full_expecting(kLayout.v_bytes);
-      ptx::copy_box(s_v(v), p.v, v.full(),
-                    transposed_at(p.forward, of.work.batch_idx, of.sequence) + of.first_key(tile), 0, of.head_kv, 0);
+      // A tile whose factor is 0 is one of zeros, which the engine finds behind the last head.
+      const bool is_zero = C.scales == portable::KeyScales::tile && ptx::load_word(s_scales_of_v(v)) << 1 == 0;
+      const int32_t first = transposed_at(p.forward, of.work.batch_idx, of.sequence) + of.first_key(tile);
+      ptx::copy_box(s_v(v), p.v, v.full(), first, 0, is_zero ? p.forward.heads_q.value : of.head_kv, 0);
     }
     v.advance();
   }

@@ -26,7 +26,8 @@ __device__ __forceinline__ void columns_in_band(const LaneSm90<C>& at, int32_t t
 template <ForwardSm90Config C>
 struct BandWalk {
   using Block = BlockSm90<C>;
-  int32_t full_end;  // tiles from the current one up to here are seen whole by the warpgroup
+  static constexpr bool kKnowsInside = true;  // which tiles behind the current one are seen whole
+  int32_t full_end;                           // tiles from the current one up to here are seen whole by the warpgroup
 
   // The first tile at or after `tile`.
   __device__ __forceinline__ int32_t enter(const LaneSm90<C>& at, const typename Block::KRing&, int32_t tile) {
@@ -64,6 +65,7 @@ struct BandWalk {
 template <ForwardSm90Config C>
 struct MapWalk {
   using Block = BlockSm90<C>;
+  static constexpr bool kKnowsInside = false;
   typename Block::Summary summary;  // of the current tile
   bool sees_all;
   uint32_t visible[2];  // columns of the lane's rows, as columns_below() has them, of a tile that is not seen whole

@@ -43,21 +43,22 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
     }
   }
 
-  // Factors, features and masks. s_scales: of the tile's keys.
-  __device__ __forceinline__ void finish_scores(const Lane& at, Tile& s, int32_t tile, uint32_t s_scales) {
-    float of_tile = 1;
-    if constexpr (kHasKeyScales) {
-      multiply_columns(s, s_scales, at.lane);
-    } else {
-      of_tile = __uint_as_float(ptx::load_word(s_scales));
-    }
+  // The factor of the tile's keys, unless each has its own, before scores are there. s_scales: theirs.
+  __device__ __forceinline__ void load_scale(uint32_t s_scales) {
+    const float of_tile = kHasKeyScales ? 1.0f : __uint_as_float(ptx::load_word(s_scales));
     scale_log2[0] = scale_q[0] * of_tile;
     scale_log2[1] = scale_q[1] * of_tile;
+  }
+
+  // Factors, features and masks. IsFull: the warpgroup sees the tile whole.
+  template <bool IsFull>
+  __device__ __forceinline__ void finish_scores(const Lane& at, Tile& s, int32_t tile, uint32_t s_scales) {
+    if constexpr (kHasKeyScales) multiply_columns(s, s_scales, at.lane);
     if constexpr (!Score::kIsPlain) {
       multiply_rows(s, this->score(at).scale_log2());
       Base::template modify<false>(at, s[0], tile);
     }
-    Base::hide(at, s[0], tile);
+    if (!IsFull) Base::hide(at, s[0], tile);
     ptx::keep_in_place(s[0]);
   }
 
@@ -72,7 +73,8 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
       serves = serves && top[r] >= 0 && top[r] <= kLargeMax && scale_log2[r] >= kSmallest;
       offset[r] = ptx::add_down(kTop, -top[r]);
     }
-    if (!__all_sync(kAllLanes, serves)) take_rare_maxima(at, s, tile, top);
+    if (!__all_sync(kAllLanes, serves)) [[unlikely]]
+      take_rare_maxima(at, s, tile, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       factor[r] = top[r] == max[r] ? 1.0f : ptx::exp2(max[r] - top[r]);
