@@ -110,14 +110,14 @@ MUTATIONS = [
     ),
     Mutation(
         "queries_fence",
-        "forward_sm90.hpp",
+        "schedule/warpgroup_sm90.hpp",
         "words.w ^ kSigns}); } ptx::fence_async(); meet();",
         "words.w ^ kSigns}); } meet();",
         "NegativeScale",
     ),
     Mutation(
         "queries_meeting",
-        "forward_sm90.hpp",
+        "schedule/warpgroup_sm90.hpp",
         "words.w ^ kSigns}); } ptx::fence_async(); meet();",
         "words.w ^ kSigns}); } ptx::fence_async();",
         "NegativeScale",
@@ -138,14 +138,14 @@ MUTATIONS = [
     ),
     Mutation(
         "skipped_keys",
-        "forward_sm90.hpp",
+        "schedule/warpgroup_sm90.hpp",
         "k.wait_full(); release(k); v.wait_full(); release(v);",
         "k.wait_full(); v.wait_full(); release(v);",
         "SkippedTiles",
     ),
     Mutation(
         "skipped_values",
-        "forward_sm90.hpp",
+        "schedule/warpgroup_sm90.hpp",
         "k.wait_full(); release(k); v.wait_full(); release(v);",
         "k.wait_full(); release(k); v.wait_full();",
         "SkippedTiles",
