@@ -185,7 +185,7 @@ TEST(Emulator, ADescriptorThatNoKernelMakesIsAnError) {
     });
   };
   EXPECT_NO_THROW(run(0));
-  EXPECT_THROW(run(uint64_t{1} << 62), std::invalid_argument) << "swizzled otherwise";
+  EXPECT_THROW(run(uint64_t{2} << 62), std::invalid_argument) << "swizzled otherwise";
   EXPECT_THROW(run(1 << 14), std::invalid_argument) << "an address too large";
 }
 

@@ -300,12 +300,11 @@ TEST(WidenedLaunch, StepsAroundAnotherKernel) {
   in_child([] {
     AttentionArguments p = step(2, 1, 300, 200);
     for (const core::Name name : {core::Name::q, core::Name::k, core::Name::v}) {
-      p.operands[name].dtype = p.tensors[name].dtype = core::DType::f8e4m3fn;
+      p.operands[name].dtype = p.tensors[name].dtype = core::DType::f8e5m2;
     }
     const core::Plan plan = planned(p, "");
     EXPECT_EQ(plan.kernel->name, "cuda.forward_widened");
-    for (const char* part :
-         {"kernel: cuda.forward_widened", "q, k and v of f8e4m3fn in bf16, by cuda.forward_sm90: "}) {
+    for (const char* part : {"kernel: cuda.forward_widened", "q, k and v of f8e5m2 in bf16, by cuda.forward_sm90: "}) {
       EXPECT_NE(plan.explanation.find(part), std::string::npos) << plan.explanation;
     }
     constexpr int64_t kBytes = 2 * (200 * 8 * 128 + 300 * 128 * 2) * 2;  // of bf16, for two sequences

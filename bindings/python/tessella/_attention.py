@@ -142,10 +142,10 @@ def check(
 ) -> CheckReport:
     """Compares sampled rows of `out`, and of `lse` and `amax` where given, with the float64 reference, on the CPU.
 
-    num_rows 0 = all rows. An entry of amax may be larger than those of its rows that are sampled. Other arguments as for the `attention` that made out and lse. Tensors on a GPU are copied,
-    when all its streams are done. A NaN is right where the reference has one, and where a NaN or infinity of a key that
-    some query sees may reach (docs/numerics.md). With dropout they want its seed too, which
-    attention draws where it is absent.
+    num_rows 0 = all rows. An entry of amax may be larger than those of its rows that are sampled. Other arguments as
+    for the `attention` that made out and lse. Tensors on a GPU are copied, when all its streams are done. A NaN is
+    right where the reference has one, and where a NaN or infinity of a key that some query sees may reach
+    (docs/numerics.md). With dropout they want its seed too, which attention draws where it is absent.
     """
     with Call.of("check") as call:
         sample = (integer("num_rows", num_rows), integer("sample_seed", sample_seed, UINT64))

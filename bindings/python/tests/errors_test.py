@@ -125,10 +125,15 @@ UNSUPPORTED = [
         {"q": Q.astype(">f4")},
         "forward: q.dtype is >f4, expected the byte order of this machine, as astype(float32)",
     ),
-    ({"out_dtype": "float8"}, "forward: out_dtype is 'float8', expected that of q, float32, float8_e4m3fn or float8_e5m2, or beside q of float8 bfloat16 or float16"),
+    (
+        {"out_dtype": "float8"},
+        "forward: out_dtype is 'float8', expected that of q, float32, float8_e4m3fn or float8_e5m2, or beside q of "
+        "float8 bfloat16 or float16",
+    ),
     (
         {"q": Q.astype(np.int8)},
-        "forward: q.dtype is i8, and no forward kernel on the CPU computes it, expected f64, f32, bf16, f16, f8e4m3fn or f8e5m2",
+        "forward: q.dtype is i8, and no forward kernel on the CPU computes it, expected f64, f32, bf16, f16, f8e4m3fn "
+        "or f8e5m2",
     ),
     ({"num_sms": 3}, "forward: option num_sms is for GPUs, and q is on the CPU"),
     ({"score_mod": "return 2 * score;"}, "forward: option score_mod is for GPUs, and q is on the CPU"),

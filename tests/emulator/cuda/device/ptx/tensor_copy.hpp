@@ -23,7 +23,7 @@ struct Tensor {
   int64_t sizes[4];
   int64_t row_stride, head_stride, batch_stride;
   int64_t box_rows;
-  int64_t row_bytes;  // of a box: 128 or 64
+  int64_t row_bytes = 128;  // of a box: 128 or 64
 
   std::byte* at(int64_t column, int64_t row, int64_t head, int64_t batch) const {
     return data + (row * row_stride + head * head_stride + batch * batch_stride + column) * element_bytes;
