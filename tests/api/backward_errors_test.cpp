@@ -24,7 +24,6 @@ constexpr auto kInvalid = ts::ErrorCode::invalid_argument;
 constexpr auto kUnsupported = ts::ErrorCode::unsupported;
 
 const int32_t kPages[] = {0, 1};
-const float kScales[] = {1};
 const bool kDrafts[9] = {};
 
 const ExpectedError kErrors[] = {
@@ -53,7 +52,8 @@ const ExpectedError kErrors[] = {
      "backward: schedule is given, and calls whose keys are split have no gradients"},
     {"scales",
      [](SmallBackward& c) {
-       c.args.q_scale = ts::view(kScales, ts::f32, {1, 1, 1});
+       static float entry;
+       c.args.amax = ts::view(&entry, ts::f32, {1, 1, 1});
      },
      kUnsupported, "backward: scales is given, and has no gradients"},
     {"quantised",

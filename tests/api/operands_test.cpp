@@ -274,8 +274,9 @@ TEST(Scales, BroadcastByOneRule) {
     call = {};
     call.args.*scale.slot = factors({1});
     const bool is_of_out = scale.slot == &ts::ForwardArgs::out_scale;
-    if (is_of_out)
+    if (is_of_out) {
       EXPECT_EQ(invalid(call), "forward: out_scale is given and out.dtype is f32, expected f8e4m3fn or f8e5m2");
+    }
     if (is_of_out || scale.slot == &ts::ForwardArgs::amax) continue;
     EXPECT_EQ(invalid(call), std::string("forward: ") + scale.name + " is given and " + scale.name[0] +
                                  ".dtype is f32, expected a dtype of 8 or 4 bits");
