@@ -164,7 +164,8 @@ void Call::spoil_keys_of_no_query() {
           const int64_t dim = t->shape[t->ndim - 1];
           for (int64_t c = 0; c < dim; ++c) set(*t, element(*t, batch_idx, row, head) + c, std::nan(""));
         }
-        if (options_.scale_block != 1) continue;  // other keys have the same
+        const bool has_own_scale = c_.kv_scale == "th" || c_.kv_scale == "ph";
+        if (!has_own_scale) continue;  // other keys have the same, or there is none
         for (const tessella_tensor* t : {args_.k_scale, args_.v_scale}) {
           set(*t, scale_element(*t, batch_idx, row, head), std::nan(""));
         }

@@ -17,6 +17,8 @@
 #include "child.hpp"
 #include "core/error.hpp"
 #include "core/plan.hpp"
+#include "cuda/driver/gpus.hpp"
+#include "cuda/forward_widened/recipe.hpp"
 #include "cuda/kernels.hpp"
 #include "fake_driver.hpp"
 #include "portable/decode_params.hpp"
@@ -295,7 +297,7 @@ AttentionArguments quantized(core::DType dtype) {
   return p;
 }
 
-// Copies of q, k and v, the other kernel, and out from its result.
+// A plan of copies of q, k and v, another kernel's steps, and out from its result.
 TEST(WidenedLaunch, StepsAroundAnotherKernel) {
   in_child([] {
     AttentionArguments p = step(2, 1, 300, 200);
@@ -310,14 +312,12 @@ TEST(WidenedLaunch, StepsAroundAnotherKernel) {
     constexpr int64_t kBytes = 2 * (200 * 8 * 128 + 300 * 128 * 2) * 2;  // of bf16, for two sequences
     EXPECT_GE(plan.workspace.scratch_bytes, kBytes);
     EXPECT_LT(plan.workspace.scratch_bytes, kBytes + (64 << 10));
-    run(plan, p);
-    EXPECT_EQ(fake_driver()->launches.size(), 2U);
-    static float entry;
-    p.tensors[core::Name::amax] = {reinterpret_cast<std::byte*>(&entry), core::DType::f32, 0, 0, 0};
+    const auto num_steps = [&] { return cuda::forward_widened_recipe(p, cuda::device_info(1)).steps.size(); };
+    EXPECT_EQ(num_steps(), 2U);
     p.operands[core::Name::amax].dtype = core::DType::f32;
     p.features |= Feature::scales;
-    run(planned(p, ""), p);
-    EXPECT_EQ(fake_driver()->launches.size(), 3U);
+    EXPECT_EQ(num_steps(), 3U);
+    EXPECT_NE(planned(p, "").explanation.find("out of bf16 from f32, amax, by cuda.forward_sm90: "), std::string::npos);
   });
 }
 
