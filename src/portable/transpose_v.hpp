@@ -24,6 +24,8 @@ struct TransposeVParams {
   ForwardParams forward;  // of which v, its tables and lengths count
   uint8_t* to;            // (heads_kv, head_dim_v, keys)
   int64_t keys;           // of all sequences, each filled up to a multiple of kKeyTile
+  Divisor key_tiles;      // of a sequence: blocks take them first, then heads, then sequences
+  Divisor heads_kv;
 };
 
 // Which of 16 keys lies at a place (device/tile/transposed_v.hpp).

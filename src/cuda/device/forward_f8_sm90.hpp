@@ -126,7 +126,7 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
     meet();
   }
 
-  // Factors of v's keys in the tile: with_keys: probabilities take those of keys. Returns the unit of the tile's t.
+  // The unit of the tile's t. Factors of keys enter the probabilities first.
   __device__ __forceinline__ float take_scales_of_v(typename Scores::Tile& s) const {
     v.wait_full();
     const uint32_t s_scales = block.s_scales_of_v(v);
@@ -161,18 +161,19 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
     while (!is_last) {
       // Inside a band every row sees the tile whole, and the next one.
       if (KeyWalk<C>::kKnowsInside && scores.walk.is_full(tile + 1) && scores.walk.is_full(tile + 2)) {
-        begin_next(s, ++tile);
+        ++tile;
+        begin_next(s);
         take_tile<true, true>(s, tile, false);
       } else {
         tile = scores.walk.next(at, k, tile);
-        begin_next(s, tile);
+        begin_next(s);
         is_last = scores.walk.is_last(at, tile);
         take_tile<false, true>(s, tile, is_last);
       }
     }
   }
   // Begins the next tile's scores and the output of this one, and waits for the scores.
-  __device__ __forceinline__ void begin_next(typename Scores::Tile& s, int32_t) {
+  __device__ __forceinline__ void begin_next(typename Scores::Tile& s) {
     const Operand<> of_q = operand_q();
     const Operand<> of_k = operand_k();
     const Operand<C.tile_kv> of_v = operand_v();
@@ -196,7 +197,7 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
     if constexpr (HasOutput) end_outputs();
     scores.template exponentiate<kBlocks / 2, kBlocks>(at, s, tile);
     const float unit = take_scales_of_v(s);
-    scores.template round<0, kBlocks>(s);
+    scores.round(s);
     take_unit(unit, rescale);
     if (!IsFull && !scores.walk.is_full(tile)) clear_unseen_values(tile);
   }

@@ -18,9 +18,11 @@ __global__ void __launch_bounds__(portable::kTransposeThreads) transpose_v(const
   constexpr int kChunks = C.head_dim_v / 16;
   const uint32_t s_rows = ptx::shared_address(ptx::dynamic_shared());
   const auto thread = static_cast<int32_t>(threadIdx.x);
-  const auto head = static_cast<int32_t>(blockIdx.y), batch_idx = static_cast<int32_t>(blockIdx.z);
+  const auto block = static_cast<int32_t>(blockIdx.x);
+  const int32_t of_tiles = p.key_tiles.quotient(block), batch_idx = p.heads_kv.quotient(of_tiles);
+  const int32_t head = of_tiles - batch_idx * p.heads_kv.value;
   const Sequence of = sequence<int32_t>(p.forward, batch_idx);
-  const int32_t first = static_cast<int32_t>(blockIdx.x) * kKeys;
+  const int32_t first = (block - of_tiles * p.key_tiles.value) * kKeys;
   if (first >= of.len_kv) return;
 
   const portable::OperandParams& v = p.forward.v;

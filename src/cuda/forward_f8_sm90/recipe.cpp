@@ -9,6 +9,7 @@
 #include "cuda/launch/classify.hpp"
 #include "cuda/launch/forward_arguments.hpp"
 #include "cuda/launch/forward_cost.hpp"
+#include "cuda/launch/hopper_forward.hpp"
 
 namespace tessella::cuda {
 namespace {
@@ -28,6 +29,9 @@ int64_t transposed_keys(const AttentionShape& p) {
   return (p.seqlen_kv + kKeyTile - 1) / kKeyTile * kKeyTile * p.batch;
 }
 
+int64_t key_tiles(const AttentionShape& p) { return (p.seqlen_kv + kKeyTile - 1) / kKeyTile; }
+int64_t transpose_blocks(const AttentionShape& p) { return key_tiles(p) * p.heads_kv * p.batch; }
+
 // Scratch: what a tile map takes, then v.
 struct Scratch {
   int64_t v, bytes;
@@ -43,12 +47,7 @@ core::WorkspaceSize workspace_of(const AttentionShape& bounds, const ForwardSm90
 }
 
 std::string ineligible(const AttentionShape& p, const ForwardSm90Config& config, const DeviceInfo& device) {
-  constexpr int32_t kAlignment = 16;
-  if (p.alignment() < kAlignment || p.head_dim_qk % kAlignment != 0 || p.head_dim_v % kAlignment != 0) {
-    return message("the copy engine reads rows, heads and batches that start at multiples of ", kAlignment,
-                   " bytes; q, k and v are aligned to ", p.alignment(), " bytes, head dims are ", p.head_dim_qk,
-                   " and ", p.head_dim_v);
-  }
+  if (std::string reason = unreadable_by_copy_engine(p); !reason.empty()) return reason;
   if (p.features.has(Feature::bias) && p.bias_dtype != core::DType::f32) {
     return message("takes a bias of f32; this one is ", core::name(p.bias_dtype));
   }
@@ -58,19 +57,12 @@ std::string ineligible(const AttentionShape& p, const ForwardSm90Config& config,
   for (const Name name : {Name::out_scale, Name::amax}) {
     if (p.operands[name].dtype != core::DType::none) return message("takes no ", core::name(name));
   }
-  if (p.page_size % portable::kSwizzleRows != 0) {
-    return message("the copy engine reads pages of a multiple of ", portable::kSwizzleRows, " rows; these have ",
-                   p.page_size);
-  }
-  if (p.page_size != 0 && p.features.has(Feature::leftpad_kv)) {
-    return "leftpad_kv moves tiles of keys off the borders of pages";
-  }
-  if (const int64_t longest = std::max({p.seqlen_q, p.seqlen_kv}); longest > portable::kHopperLongest) {
-    return message("takes sequences of at most ", portable::kHopperLongest, " queries and keys; these have ", longest);
-  }
   constexpr int64_t kMostKeys = int64_t{1} << 31;
   if (transposed_keys(p) >= kMostKeys) {
     return message("takes fewer than ", kMostKeys, " keys of all sequences; these have ", transposed_keys(p));
+  }
+  if (transpose_blocks(p) > kMaxBlocks) {
+    return message("batch * heads_kv * seqlen_kv makes ", transpose_blocks(p), " tiles of v, at most ", kMaxBlocks);
   }
   if (p.num_sms > 0 && p.num_sms < device.num_sms) {
     return message("the step that transposes v leaves no multiprocessor free, and num_sms is ", p.num_sms, " of ",
@@ -121,37 +113,21 @@ ForwardSm90Params params_with_maps(const AttentionArguments& p, const ForwardSm9
 
 Step transpose_step(const ForwardSm90Config& config) {
   const portable::TransposeVConfig of_v{.head_dim_v = config.head_dim_v, .paged = config.paged};
-  return {
-      .program = transpose_v_program(of_v),
-      .threads = portable::kTransposeThreads,
-      .shared_bytes = kKeyTile * (config.head_dim_v + 16),
-      .launch = [config](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
-                         const core::Workspace& workspace) -> std::optional<Launch> {
-        const AttentionArguments& p = core::attention(call);
-        const TileMap map = tile_map(p, config);
-        const int64_t tiles = (p.seqlen_kv + kKeyTile - 1) / kKeyTile;
-        if (!has_rows(p, map) || tiles == 0) return std::nullopt;
-        const portable::TransposeVParams params{.forward = params_of(p, config, map, workspace, at_once).forward,
-                                                .to = reinterpret_cast<uint8_t*>(transposed_v(p, map, workspace).data),
-                                                .keys = transposed_keys(p)};
-        return Launch{{static_cast<unsigned>(tiles), static_cast<unsigned>(p.heads_kv), static_cast<unsigned>(p.batch)},
-                      Parameters(params)};
-      }};
-}
-
-// Blocks stay on their multiprocessors, one on each.
-Step forward_step(const ForwardSm90Config& config, const std::string& user) {
-  return {.program = forward_f8_sm90_program(config, user),
-          .threads = static_cast<unsigned>(num_threads(config)),
-          .shared_bytes = portable::forward_sm90_layout(config).bytes,
+  return {.program = transpose_v_program(of_v),
+          .threads = portable::kTransposeThreads,
+          .shared_bytes = kKeyTile * (config.head_dim_v + 16),
           .launch = [config](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
                              const core::Workspace& workspace) -> std::optional<Launch> {
-            const AttentionArguments& arguments = core::attention(call);
-            const TileMap map = tile_map(arguments, config);
-            if (!has_rows(arguments, map)) return std::nullopt;
-            const int64_t blocks = std::min(forward_blocks(arguments, map), at_once.blocks);
-            return Launch{{static_cast<unsigned>(blocks), 1, 1},
-                          Parameters(params_with_maps(arguments, config, map, workspace, at_once))};
+            const AttentionArguments& p = core::attention(call);
+            const TileMap map = tile_map(p, config);
+            if (!has_rows(p, map) || transpose_blocks(p) == 0) return std::nullopt;
+            const portable::TransposeVParams params{
+                .forward = params_of(p, config, map, workspace, at_once).forward,
+                .to = reinterpret_cast<uint8_t*>(transposed_v(p, map, workspace).data),
+                .keys = transposed_keys(p),
+                .key_tiles = portable::divisor(static_cast<int32_t>(key_tiles(p))),
+                .heads_kv = portable::divisor(static_cast<int32_t>(p.heads_kv))};
+            return Launch{{static_cast<unsigned>(transpose_blocks(p)), 1, 1}, Parameters(params)};
           }};
 }
 
@@ -168,7 +144,10 @@ Recipe forward_f8_sm90_recipe(const core::Shape& shape, const DeviceInfo& device
       [config](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,
                const Concurrency& at_once) { return params_of(arguments, config, map, workspace, at_once).forward; });
   recipe.steps.push_back(transpose_step(config));
-  recipe.steps.push_back(forward_step(config, user));
+  recipe.steps.push_back(hopper_forward_step(
+      forward_f8_sm90_program(config, user), config,
+      [config](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,
+               const Concurrency& at_once) { return params_with_maps(arguments, config, map, workspace, at_once); }));
   return recipe;
 }
 

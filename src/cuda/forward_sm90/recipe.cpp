@@ -9,6 +9,7 @@
 #include "cuda/launch/classify.hpp"
 #include "cuda/launch/forward_arguments.hpp"
 #include "cuda/launch/forward_cost.hpp"
+#include "cuda/launch/hopper_forward.hpp"
 
 namespace tessella::cuda {
 namespace {
@@ -25,22 +26,7 @@ core::WorkspaceSize workspace_of(const core::AttentionShape& bounds, const Forwa
 }
 
 std::string ineligible(const core::AttentionShape& p, const ForwardSm90Config& config, const DeviceInfo& device) {
-  constexpr int32_t kAlignment = 16;
-  if (p.alignment() < kAlignment || p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0) {
-    return message("the copy engine reads rows, heads and batches that start at multiples of ", kAlignment,
-                   " bytes; q, k and v are aligned to ", p.alignment(), " bytes, head dims are ", p.head_dim_qk,
-                   " and ", p.head_dim_v);
-  }
-  if (p.page_size % portable::kSwizzleRows != 0) {
-    return message("the copy engine reads pages of a multiple of ", portable::kSwizzleRows, " rows; these have ",
-                   p.page_size);
-  }
-  if (p.page_size != 0 && p.features.has(Feature::leftpad_kv)) {
-    return "leftpad_kv moves tiles of keys off the borders of pages";
-  }
-  if (const int64_t longest = std::max({p.seqlen_q, p.seqlen_kv}); longest > portable::kHopperLongest) {
-    return message("takes sequences of at most ", portable::kHopperLongest, " queries and keys; these have ", longest);
-  }
+  if (std::string reason = unreadable_by_copy_engine(p); !reason.empty()) return reason;
   if (config.score.mask == MaskLevel::bits && p.num_sms > 0 && p.num_sms < device.num_sms) {
     return message("the pass over a mask's tiles leaves no multiprocessor free, and num_sms is ", p.num_sms, " of ",
                    device.num_sms);
@@ -74,22 +60,6 @@ portable::ForwardSm90Params params_with_maps(const AttentionArguments& p, const 
   return params;
 }
 
-// Blocks stay on their multiprocessors, one on each.
-Step forward_step(const ForwardSm90Config& config, const std::string& user) {
-  return {.program = forward_sm90_program(config, user),
-          .threads = static_cast<unsigned>(num_threads(config)),
-          .shared_bytes = portable::forward_sm90_layout(config).bytes,
-          .launch = [config](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
-                             const core::Workspace& workspace) -> std::optional<Launch> {
-            const AttentionArguments& arguments = core::attention(call);
-            const TileMap map = tile_map(arguments, config);
-            if (!has_rows(arguments, map)) return std::nullopt;
-            const int64_t blocks = std::min(forward_blocks(arguments, map), at_once.blocks);
-            return Launch{{static_cast<unsigned>(blocks), 1, 1},
-                          Parameters(params_with_maps(arguments, config, map, workspace, at_once))};
-          }};
-}
-
 }  // namespace
 
 std::string forward_sm90_unavailable(const DeviceInfo& device) {
@@ -109,7 +79,10 @@ Recipe forward_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) {
                const Concurrency& at_once) {
         return forward_sm90_params(arguments, config, map, workspace.state, workspace.scratch, at_once).forward;
       });
-  recipe.steps.push_back(forward_step(config, user));
+  recipe.steps.push_back(hopper_forward_step(
+      forward_sm90_program(config, user), config,
+      [config](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,
+               const Concurrency& at_once) { return params_with_maps(arguments, config, map, workspace, at_once); }));
   return recipe;
 }
 

@@ -201,19 +201,24 @@ struct BlockSm90 {
       query_tiles.arrive_empty();
     }
   }
-  // Factors of the tile's keys, those of `scale`, to s_scales.
+  // Factors of the tile's keys, those of `scale`, to s_scales. Where each key has its own, that of a key which
+  // is_seen(column) denies is 0: it may hold anything.
+  template <class IsSeen>
   __device__ __forceinline__ void store_scales(const portable::OperandParams& scale, const QueryTile& of, int32_t tile,
-                                               uint32_t s_scales) const {
+                                               uint32_t s_scales, const IsSeen& is_seen) const {
     if constexpr (C.scales == portable::KeyScales::none) return;
-    constexpr int kKeys = C.scales == portable::KeyScales::key ? C.tile_kv : 1;
+    constexpr bool kOfKeys = C.scales == portable::KeyScales::key;
+    constexpr int kKeys = kOfKeys ? C.tile_kv : 1;
     const int32_t first_key = of.first_key(tile);
 #pragma unroll 1
-    for (int i = kKeys == 1 ? 0 : static_cast<int>(threadIdx.x % 32); i < kKeys; i += 32) {
+    for (int i = kOfKeys ? static_cast<int>(threadIdx.x % 32) : 0; i < kKeys; i += 32) {
       const int32_t key = min(first_key + i, of.sequence.len_kv - 1);
-      ptx::store_word(s_scales + i * 4, __float_as_uint(key_scale(p.forward, p.scale_block, scale, of.work.batch_idx,
-                                                                  of.batch_kv, of.head_kv, of.sequence.row_kv + key)));
+      const float factor = !kOfKeys || is_seen(i) ? key_scale(p.forward, p.scale_block, scale, of.work.batch_idx,
+                                                              of.batch_kv, of.head_kv, of.sequence.row_kv + key)
+                                                  : 0.0f;
+      ptx::store_word(s_scales + i * 4, __float_as_uint(factor));
     }
-    if (kKeys > 1) __syncwarp();
+    if (kOfKeys) __syncwarp();
   }
   // The next tile of k or v, `bytes`, into its ring: to `stage`, and with a tile map its 16 bytes of masks to s_masks.
   template <int Columns, class AnyRing>
@@ -224,7 +229,7 @@ struct BlockSm90 {
     const int32_t first_key = of.first_key(tile);
     ring.wait_empty();
     if (kHasMap && is_loader()) ptx::store_chunk(s_masks, {masks.x, masks.y, masks.z, masks.w});
-    store_scales(scale, of, tile, s_scales);
+    store_scales(scale, of, tile, s_scales, [](int) { return true; });  // scores of unseen keys are hidden
     if constexpr (C.paged) {
       // Each lane copies a box. Behind the last key it copies that key's box again: bits must not depend on old pages.
       if (is_loader()) ring.arrive_full_expecting(bytes);
@@ -248,7 +253,13 @@ struct BlockSm90 {
     static_assert(!portable::is_transposed_v(C) || C.tile_kv == 128 || C.tile_kv == 64);
     v.wait_empty();
     if (kHasMap && is_loader()) ptx::store_chunk(s_seen_keys(v), {masks.x, masks.y, masks.z, masks.w});
-    store_scales(p.v_scale, of, tile, s_scales_of_v(v));
+    store_scales(p.v_scale, of, tile, s_scales_of_v(v), [&](int column) {
+      if constexpr (kHasMap) {
+        const uint32_t word = column < 32 ? masks.x : column < 64 ? masks.y : column < 96 ? masks.z : masks.w;
+        return (word >> column % 32 & 1) != 0;
+      }
+      return KeyRange{of.seen_begin, of.seen_end}.sees(of.first_key(tile) + column, p.forward.keep_first);
+    });
     if (!kLanesLoad || is_loader()) {
       v.arrive_full_expecting(kLayout.v_bytes);
       // A tile whose factor is 0 is one of zeros, which the engine finds behind the last head.

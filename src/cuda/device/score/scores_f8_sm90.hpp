@@ -106,12 +106,10 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
     for (int r = 0; r < 2; ++r) sum[r] += part[r][0] + part[r][1];
   }
 
-  // Rounds the probabilities of blocks [from, until). With factors of keys they are multiplied by those of v before,
-  // divided by the largest of the tile: s_scales.
-  template <int From, int Until>
+  // Rounds the tile's probabilities.
   __device__ __forceinline__ void round(const Tile& s) {
 #pragma unroll
-    for (int c = From / 4; c < Until / 4; ++c) {
+    for (int c = 0; c < kBlocks / 4; ++c) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* first = &s[0][c * 4 + i / 2 * 2][i % 2 * 2];

@@ -1,0 +1,24 @@
+// What the recipes of Hopper's forward kernels have in common: what the copy engine reads, and the step of blocks that
+// stay on their multiprocessors.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "cuda/launch/forward_arguments.hpp"
+#include "cuda/launch/recipe.hpp"
+
+namespace tessella::cuda {
+
+// Why the copy engine cannot read the call's q, k and v, or "".
+std::string unreadable_by_copy_engine(const core::AttentionShape& shape);
+
+// The kernel's parameters, of the call's tile map.
+using ForwardSm90ParamsOf = std::function<portable::ForwardSm90Params(
+    const core::AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,
+    const Concurrency& at_once)>;
+
+// One block on each multiprocessor.
+Step hopper_forward_step(const Program& program, const portable::ForwardSm90Config& config, ForwardSm90ParamsOf params);
+
+}  // namespace tessella::cuda
