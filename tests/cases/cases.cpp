@@ -365,7 +365,27 @@ Case random_backward_case(uint64_t seed, std::string_view kernel, std::string_vi
   return supported(backward_of(random_case(seed, kernel, dtypes)));
 }
 
+namespace {
+
+Case supported_by_forward_f8(Case c) {
+  c.dtype = c.kv_dtype = "f8e4m3fn";
+  if (c.out_dtype.starts_with("f8")) c.out_dtype = "bf16";
+  c.out_scale = c.amax = "";
+  const bool takes_registers = !c.bias.empty() || c.dropout > 0;
+  const int64_t most = takes_registers ? 128 : 256;
+  c.head_dim_qk = std::min<int64_t>((c.head_dim_qk + 15) / 16 * 16, 256);
+  c.head_dim_v = std::min<int64_t>((c.head_dim_v + 15) / 16 * 16, most);
+  c.shift = c.shift / 16 * 16;
+  if (c.layout == "sliced" || c.layout == "qkv") c.layout = "bshd";
+  c.page_size = (c.page_size + 7) / 8 * 8;
+  if (c.page_size > 0) c.leftpad_kv = false;
+  return c;
+}
+
+}  // namespace
+
 Case supported(Case c) {
+  if (c.kernel == "cuda.forward_f8_sm90") return supported_by_forward_f8(c);
   if (c.kernel != "cuda.backward_sm90") return c;
   if (c.dtype != "f16") c.dtype = "bf16";
   c.head_dim_qk = std::min<int64_t>((c.head_dim_qk + 7) / 8 * 8, 256);

@@ -124,8 +124,8 @@ Case random_quantized_case(uint64_t seed, std::string_view kernel, std::string_v
 Case random_mla_case(uint64_t seed, std::string_view kernel, std::string_view dtypes,
                      int num_configurations = kDecodeConfigurations);
 
-// The case without what its kernel does not support: cuda.backward_sm90 has no rows that begin between multiples of 16
-// bytes.
+// The case without what its kernel does not support: cuda.backward_sm90 and cuda.forward_f8_sm90 have no rows that
+// begin between multiples of 16 bytes, and this one has no out of 8 bits.
 Case supported(Case c);
 // The same of backward.
 Case random_backward_case(uint64_t seed, std::string_view kernel, std::string_view dtypes);

@@ -17,6 +17,7 @@ Case base(int64_t head_dim_qk, int64_t head_dim_v) {
   return {.kernel = "reference.attention",
           .dtype = "f8e4m3fn",
           .out_dtype = "bf16",
+          .kv_dtype = "f8e4m3fn",
           .kv_scale = "h",
           .q_scale = "h",
           .batch = 2,
@@ -94,6 +95,34 @@ TEST(EmulatedF8, Bands) {
     change(c);
     expect_right(c);
     c.masked_nan = true;
+    expect_right(c);
+  }
+}
+
+// A row that holds NaN has NaN as its scale.
+TEST(EmulatedF8, UnseenKeysMayHaveNaNAsTheirScales) {
+  for (const Change& change :
+       std::vector<Change>{[](Case& c) { c.window_left = 90, c.window_right = 4; },
+                           [](Case& c) { c.keep_first = 3, c.window_left = 20; }, [](Case& c) { c.dense = "k"; }}) {
+    Case c = base(64, 64);
+    c.seqlen_q = 100;
+    c.kv_scale = "th";
+    c.masked_nan = true;
+    change(c);
+    expect_right(c);
+  }
+}
+
+TEST(EmulatedF8, Features) {
+  for (const Change& change : std::vector<Change>{
+           [](Case& c) { c.softcap = 2; }, [](Case& c) { c.alibi = "bh", c.window_right = 0; },
+           [](Case& c) { c.bias = "bhqk", c.bias_f32 = true; }, [](Case& c) { c.dropout = 0.3; },
+           [](Case& c) { c.sink = true; }, [](Case& c) { c.document = true; },
+           [](Case& c) { c.dense = "bhqk", c.masked_nan = true; }, [](Case& c) { c.page_size = 16, c.kv_scale = "sh"; },
+           [](Case& c) { c.scale = -0.2; }, [](Case& c) { c.scale = 1e-30; }}) {
+    Case c = base(128, 128);
+    c.batch = 1;
+    change(c);
     expect_right(c);
   }
 }

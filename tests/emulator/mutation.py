@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 FORWARD, BACKWARD = "emulated_quick_test", "emulated_quick_backward_test"
 SHORT_ROWS = "emulated_short_rows_test"
+F8 = "emulated_forward_f8_test"
 BACKWARD_SM90 = "emulated_backward_sm90_test"
 DECODE = "emulated_quick_decode_test"
 OTHERS = "emulated_quick_others_test"

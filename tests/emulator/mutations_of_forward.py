@@ -1,6 +1,6 @@
 """Mutations of forward_sm90 and what it shares."""
 
-from mutation import OTHERS, SHORT_ROWS, Mutation
+from mutation import F8, OTHERS, SHORT_ROWS, Mutation
 
 MUTATIONS = [
     Mutation(
@@ -200,5 +200,53 @@ MUTATIONS = [
         "(bits.shown != ~0u)",
         "BandsWithHoles",
         OTHERS,
+    ),
+    Mutation(
+        "f8_output_factor",
+        "forward_f8_sm90.hpp",
+        "of = __fmaf_rn(of, factor[i / 2], t[j][i]);",
+        "of += t[j][i];",
+        "*Bands",
+        F8,
+    ),
+    Mutation(
+        "f8_unit_of_v",
+        "forward_f8_sm90.hpp",
+        "factor[r] = rescale[r] * ratio;",
+        "factor[r] = rescale[r];",
+        "*Scales",
+        F8,
+    ),
+    Mutation(
+        "f8_v_wait",
+        "forward_f8_sm90.hpp",
+        "v.wait_full(); const uint32_t s_scales = block.s_scales_of_v(v);",
+        "const uint32_t s_scales = block.s_scales_of_v(v);",
+        "*Schedules",
+        F8,
+    ),
+    Mutation(
+        "f8_maximum",
+        "scores_f8_sm90.hpp",
+        "sum[r] *= factor[r];",
+        "",
+        "*Bands",
+        F8,
+    ),
+    Mutation(
+        "f8_key_order",
+        "transpose_v.hpp",
+        "portable::key_at(w % 4 * 4 + b);",
+        "w % 4 * 4 + b;",
+        "*HeadDims",
+        F8,
+    ),
+    Mutation(
+        "f8_unseen_scales",
+        "block_sm90.hpp",
+        "!kOfKeys || is_seen(i) ?",
+        "true ?",
+        "*UnseenKeysMayHaveNaNAsTheirScales",
+        F8,
     ),
 ]

@@ -38,7 +38,10 @@ class Float8 : public EachKernel {
             .head_dim_v = 32,
             .seed = 1};
   }
+  // Unless the kernel leaves such calls to the one behind it.
   static void expect_right(const Case& c) {
+    const bool writes_float8 = c.out_dtype.starts_with("f8") || !c.amax.empty();
+    if (!GetParam().computes(c.dtype) || (writes_float8 && !GetParam().writes_float8())) return;
     const Outcome outcome = run_case(c);
     EXPECT_EQ(outcome.verdict, Verdict::passed) << "--case \"" << to_string(c) << "\"\n  " << outcome.message;
   }
@@ -84,12 +87,13 @@ TEST_P(Float8, HardNumbers) {
     for (const int64_t page_size : {0, 16}) {
       Case c = base(dtype);
       c.outliers = true;
-      c.masked_nan = c.seqlens_kv = c.leftpad_kv = true;
+      c.masked_nan = c.seqlens_kv = true;
+      c.leftpad_kv = page_size == 0 || GetParam().takes_every_row();
       c.page_size = page_size;
       c.cache_batch_idx = page_size == 0;
       c.window_right = 0;
       c.window_left = 30;
-      c.amax = "h";
+      if (GetParam().writes_float8()) c.amax = "h";
       expect_right(c);
       c.outliers = false;
       c.spread = 40;
@@ -111,7 +115,7 @@ TEST_P(Float8, PackedRows) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, Float8, testing::ValuesIn(kernels_of("forward")), kernel_test_name);
-INSTANTIATE_TEST_SUITE_P(GpuKernels, Float8, testing::ValuesIn(kernels_of("widened")), kernel_test_name);
+INSTANTIATE_TEST_SUITE_P(GpuKernels, Float8, testing::ValuesIn(kernels_of("float8")), kernel_test_name);
 
 uint8_t e4m3(float value) { return portable::to_float8(value).bits; }
 

@@ -67,10 +67,11 @@ struct Kernel {
   bool is_backward;
   bool decodes() const { return name.starts_with("cuda.decode"); }
   bool is_for_few() const { return name.starts_with("cpu.decode"); }
+  bool is_for_float8() const { return name == "cuda.forward_widened" || name == "cuda.forward_f8_sm90"; }
   tessella::tests::Configuration configuration(int idx) const {
-    const Takes takes = is_backward                   ? Takes::backward
-                        : name == "cuda.forward_sm90" ? Takes::copy_engine
-                                                      : Takes::everything;
+    const Takes takes = is_backward                                                     ? Takes::backward
+                        : name == "cuda.forward_sm90" || name == "cuda.forward_f8_sm90" ? Takes::copy_engine
+                                                                                        : Takes::everything;
     return tessella::tests::configuration(idx, dtypes, takes);
   }
 };
@@ -164,7 +165,7 @@ Case random_case(const Kernel& kernel, uint64_t seed, const Arguments& arguments
   const auto idx = static_cast<int>(seed % static_cast<uint64_t>(max_configs));
   Case c = kernel.is_on_gpu ? random_case_of(kernel.configuration(idx), seed, kernel.name)
                             : tessella::tests::random_case(seed, kernel.name, kernel.dtypes);
-  if (kernel.name == "cuda.forward_widened") c = tessella::tests::of_eight_bits(c);
+  if (kernel.is_for_float8()) c = tessella::tests::supported(tessella::tests::of_eight_bits(c));
   if (kernel.is_for_few()) c.batch_invariant = c.few = true;  // for any number of rows
   return kernel.is_backward ? tessella::tests::supported(tessella::tests::backward_of(c)) : c;
 }
@@ -175,7 +176,7 @@ Case smallest_case(const Kernel& kernel, int idx) {
     return tessella::tests::random_decode_case(static_cast<uint64_t>(idx), kernel.name, kernel.dtypes, idx + 1);
   }
   Case c = smallest_case(kernel.configuration(idx), kernel.name);
-  if (kernel.name == "cuda.forward_widened") return tessella::tests::of_eight_bits(c);
+  if (kernel.is_for_float8()) return tessella::tests::supported(tessella::tests::of_eight_bits(c));
   if (!kernel.is_backward) return c;
   c.gradients = "qkvs";
   c.sink = true;
