@@ -33,19 +33,19 @@ std::string unreadable_by_copy_engine(const core::AttentionShape& p) {
 }
 
 Step hopper_forward_step(const Program& program, const ForwardSm90Config& config, ForwardSm90ParamsOf params) {
-  return {.program = program,
-          .threads = static_cast<unsigned>(num_threads(config)),
-          .shared_bytes = portable::forward_sm90_layout(config).bytes,
-          .launch = [config, params = std::move(params)](
-                        const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
-                        const core::Workspace& workspace) -> std::optional<Launch> {
-            const AttentionArguments& arguments = core::attention(call);
-            const TileMap map = tile_map(arguments, config);
-            if (!has_rows(arguments, map)) return std::nullopt;
-            const int64_t blocks = std::min(forward_blocks(arguments, map), at_once.blocks);
-            return Launch{{static_cast<unsigned>(blocks), 1, 1},
-                          Parameters(params(arguments, map, workspace, at_once))};
-          }};
+  return {
+      .program = program,
+      .threads = static_cast<unsigned>(num_threads(config)),
+      .shared_bytes = portable::forward_sm90_layout(config).bytes,
+      .launch = [config, params = std::move(params)](const core::Shape&, const core::Arguments& call,
+                                                     const Concurrency& at_once,
+                                                     const core::Workspace& workspace) -> std::optional<Launch> {
+        const AttentionArguments& arguments = core::attention(call);
+        const TileMap map = tile_map(arguments, config);
+        if (!has_rows(arguments, map)) return std::nullopt;
+        const int64_t blocks = std::min(forward_blocks(arguments, map), at_once.blocks);
+        return Launch{{static_cast<unsigned>(blocks), 1, 1}, Parameters(params(arguments, map, workspace, at_once))};
+      }};
 }
 
 }  // namespace tessella::cuda

@@ -14,9 +14,9 @@ namespace tessella::cuda {
 std::string unreadable_by_copy_engine(const core::AttentionShape& shape);
 
 // The kernel's parameters, of the call's tile map.
-using ForwardSm90ParamsOf = std::function<portable::ForwardSm90Params(
-    const core::AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,
-    const Concurrency& at_once)>;
+using ForwardSm90ParamsOf =
+    std::function<portable::ForwardSm90Params(const core::AttentionArguments& arguments, const TileMap& map,
+                                              const core::Workspace& workspace, const Concurrency& at_once)>;
 
 // One block on each multiprocessor.
 Step hopper_forward_step(const Program& program, const portable::ForwardSm90Config& config, ForwardSm90ParamsOf params);
