@@ -106,9 +106,11 @@ class QueryNoise {
   }
 
   double delta_error(const RowErrors& of_row, const std::vector<double>& d_out) const {
+    const double relative = given_unit(p_, p_.out_dtype()), least = underflow_unit(p_.out_dtype());
     double squares = 0;
     for (size_t c = 0; c < d_out.size(); ++c) {
-      squares += square(d_out[c] * (of_row.out[c] + given_unit(p_, p_.out_dtype()) * std::abs(row.out[c])));
+      const double size = std::abs(row.out[c]);
+      squares += square(d_out[c] * (of_row.out[c] + std::max(relative * size, std::min(least, size))));
     }
     return unit(p_) * (partial_sums(d_out, row.out) + std::abs(row.delta)) + std::sqrt(squares);
   }

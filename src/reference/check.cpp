@@ -132,7 +132,8 @@ class Amax {
       const double got = load<double>(at, amax_.dtype, 0);
       if (std::isnan(got) && !std::isnan(entry.expected) && entry.may_be_nan) continue;
       const double expected = !is_whole && got > entry.expected ? got : entry.expected;
-      comparison.add(entry.index, got, expected, expected + entry.plain_error, entry.noise + kUnit * expected);
+      comparison.add(entry.index, got, expected, expected + entry.plain_error,
+                     entry.noise + kUnit * expected + underflow_unit(core::DType::f32));
     }
     return comparison;
   }

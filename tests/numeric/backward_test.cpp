@@ -184,6 +184,15 @@ TEST_P(Backward, SmallProbabilitiesBesideDropout) {
   });
 }
 
+// Dropout leaves only keys of tiny P, so that out is 0 in fp32, and so is the delta that it gives.
+TEST_P(Backward, OutBelowFp32) {
+  if (!GetParam().computes("f64")) GTEST_SKIP() << "computes in fp32";
+  expect_right(base(
+      "dtype=f64 out_dtype=f32 batch=3 heads_q=4 heads_kv=2 seqlen_q=3 seqlen_kv=17 head_dim_qk=128 head_dim_v=28 "
+      "seqlens_kv=1 window_left=35 prefix=1 scale=0.4525932354314004 dropout=0.99 spread=8 mean=-8.109642983122837 "
+      "threads=2 gradients=qkv seed=5000039047"));
+}
+
 TEST_P(Backward, OnlyWhatIsAskedFor) {
   for (const char* gradients : {"q", "k", "v", "qk", "b", "s", "a", "vb", "qa"}) {
     Case c = base("heads_q=2 heads_kv=1 seqlen_q=20 seqlen_kv=70 bias=qk alibi=h sink=1 window_right=0");

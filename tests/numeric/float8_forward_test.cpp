@@ -176,6 +176,16 @@ TEST(Float8ByHand, OutOfFloat8IsDividedRoundedAndSaturated) {
   }
 }
 
+// A result of 1.7e-48, of which amax holds nothing.
+TEST(Float8ByHand, AmaxBelowFp32) {
+  const Outcome outcome = run_case(
+      parse("kernel=reference.attention dtype=f64 out_dtype=f8e4m3fn out_scale=bh amax=bh scale_block=3 layout=qkv "
+            "heads_q=2 seqlen_q=63 seqlen_kv=2 head_dim_qk=80 head_dim_v=39 packed_q=1 packed_kv=1 draft_mask=b "
+            "score_order=kqhb bias=qk bias_mean=-186.10356448664794 scale=0.5797331121943605 sink=1 spread=40 "
+            "mean=-1.32852723709426 guard=1 seed=5000079048"));
+  EXPECT_EQ(outcome.verdict, Verdict::passed) << outcome.message;
+}
+
 // An out that was rounded toward zero, an amax of the rounded out, and one that was never set to 0 before.
 TEST(Float8ByHand, TheCheckRefusesWhatIsWrong) {
   Case c{.kernel = "reference.attention", .dtype = "f8e4m3fn", .out_dtype = "f8e4m3fn", .kv_dtype = "f8e4m3fn"};
