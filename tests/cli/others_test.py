@@ -119,6 +119,27 @@ class Others(CliTest):
         ]:
             self.expect_error("bench", *arguments, saying=saying)
 
+    def test_bench_fp8_error(self):
+        done = run("bench", "fp8-error", "--data", "outliers", "--seqlen", "1k", "--queries", 512, "--heads", 4, "--json")
+        rows = {(row["scale"], row["hadamard"], row["kernel"] == "emulated"): row for row in json.loads(done.stdout)["results"]}
+        self.assertEqual(len(rows), 1 + 4 * 2 + 1)
+        self.assertLess(rows[None, "no", False]["relative"], 1e-5)
+        per_tensor, spread = rows["tensor", "no", False], rows["head", "yes", False]
+        self.assertEqual(per_tensor["of_tensor"], 1)
+        self.assertLess(0.02, per_tensor["relative"])
+        self.assertLess(spread["of_tensor"], 0.75)
+        self.assertLess(spread["rmse"], 1.05 * rows["head", "yes", True]["rmse"])
+        needle = ["bench", "fp8-error", "--data", "needle-50", "--seqlen", 300, "--queries", 3, "--heads", 1, "--head-dim", 64]
+        self.assertEqual(len(list(csv.DictReader(io.StringIO(run(*needle, "--csv").stdout)))), 10)
+        self.assertIn("file", run("bench", "fp8-error", "--file", SAMPLE, "--queries", 5).stdout)
+        for arguments, saying in [
+            (["--data", "x"], "--data is 'x', expected some of normal, outliers, mean-1, needle-5, needle-50"),
+            (["--head-dim", "20"], "--head-dim is 20, expected a multiple of 16"),
+            (["--file", SAMPLE, "--seqlen", "1k"], "--file says data and sizes"),
+            (["--json", "--csv"], "expected one"),
+        ]:
+            self.expect_error("bench", "fp8-error", *arguments, saying=saying)
+
     def test_bench_decode(self):
         small = ["bench", "decode", "--heads", "4/2,2/2", "--head-dim", 16, "--batch", "1,3", "--budget", 0.01]
         done = run(*small, "--seqlen", "20:40", "--pages", "0,1,16", "--queries", "1,2", "--ragged", "--json")

@@ -32,6 +32,7 @@ Examples:
   tessella bench --backward --dtype bf16 --head-dim 64 --seqlen 1024:4096
   tessella bench --device cuda --json > results.json
   tessella bench decode --help
+  tessella bench fp8-error --help
   tessella bench --heads 32/8 --batch 1 --seqlen 4k --mask causal --kernel cpu.forward_avx2,reference.flash_2)";
 
 struct Settings {
@@ -279,6 +280,7 @@ void add_bench(Command& program) {
   settings->options.add_without_mask_to(command);
   command.set_help("--kernel", "list of names of `tessella kernels` [automatic]");
   add_bench_decode(command);
+  add_bench_fp8_error(command);
   command.set_run([settings, &command] {
     apply_preset<Settings>(command, kPresets, *settings);
     const bool on_gpu = settings->options.placement().gpu.has_value();

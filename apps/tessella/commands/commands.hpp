@@ -9,7 +9,8 @@ void add_attend(Command& program);
 void add_merge(Command& program);
 void add_quantize(Command& program);
 void add_bench(Command& program);
-void add_bench_decode(Command& bench);  // a subcommand of `bench`
+void add_bench_decode(Command& bench);  // subcommands of `bench`
+void add_bench_fp8_error(Command& bench);
 void add_ladder(Command& program);
 void add_kernels(Command& program);
 void add_kernels_build(Command& kernels);  // a subcommand of `kernels`
