@@ -121,6 +121,22 @@ TEST(EmulatedWidened, OutAlone) {
   }
 }
 
+// On Hopper out of 8 bits and amax are written behind the kernel that multiplies in 8 bits.
+TEST(EmulatedWidened, OutOfHoppersKernel) {
+  for (const char* out : {"f8e4m3fn", "f8e5m2", "bf16"}) {
+    for (const char* scale : {"h", "bh"}) {
+      Case c = base();
+      c.out_dtype = out;
+      c.kv_scale = c.q_scale = scale;
+      c.out_scale = out[0] == 'f' ? scale : "";
+      c.amax = *scale == 'h' && out[0] == 'f' ? "" : scale;
+      c.packed_q = c.packed_kv = *scale == 'h';
+      c.window_right = 0;
+      expect_right(c);
+    }
+  }
+}
+
 // No value of a table makes a step read or write outside of the tensors.
 TEST(EmulatedWidened, HostileTables) {
   for (uint64_t seed = 1; seed <= 60; ++seed) {

@@ -318,6 +318,14 @@ TEST(WidenedLaunch, StepsAroundAnotherKernel) {
     p.features |= Feature::scales;
     EXPECT_EQ(num_steps(), 3U);
     EXPECT_NE(planned(p, "").explanation.find("out of bf16 from f32, amax, by cuda.forward_sm90: "), std::string::npos);
+    // f8e4m3fn as it is: amax set to 0, v transposed, the kernel, out.
+    for (const core::Name name : {core::Name::q, core::Name::k, core::Name::v}) {
+      p.operands[name].dtype = p.tensors[name].dtype = core::DType::f8e4m3fn;
+    }
+    EXPECT_EQ(num_steps(), 4U);
+    EXPECT_NE(planned(p, "").explanation.find(
+                  "q, k and v as they are, out of bf16 from f32, amax, by cuda.forward_f8_sm90: "),
+              std::string::npos);
   });
 }
 

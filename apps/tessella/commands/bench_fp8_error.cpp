@@ -97,7 +97,8 @@ void measure(const std::string& data, const Fp8Inputs& inputs, const Placement& 
 
 int bench_fp8_error(const Settings& settings, bool has_sizes) {
   if (settings.json && settings.csv) throw InputError("--json and --csv are both given, expected one");
-  if (has_sizes && !settings.file.empty()) throw InputError("--file says data and sizes but --queries, which are given");
+  if (has_sizes && !settings.file.empty())
+    throw InputError("--file says data and sizes but --queries, which are given");
   const uint64_t seed = parse_unsigned("--seed", settings.seed);
   const int64_t queries = parse_integer_between("--queries", settings.queries, 1, 1 << 20);
   const int64_t heads = parse_integer_between("--heads", settings.heads, 1, 1 << 10);

@@ -88,11 +88,12 @@ Fp8Inputs read_fp8_inputs(const std::string& file, int64_t queries) {
   };
   for (const tessella_tensor* tensor : {call.args.q, call.args.k, call.args.v}) {
     if (tensor->ndim != 4 || tensor->shape[0] != 1) {
-      throw InputError(fmt::format("{}: has shape {}, expected (1, seqlen, heads, head_dim)", file,
-                                   shape_string(*tensor)));
+      throw InputError(
+          fmt::format("{}: has shape {}, expected (1, seqlen, heads, head_dim)", file, shape_string(*tensor)));
     }
   }
-  if (call.args.q->shape[2] != call.args.k->shape[2]) throw InputError(fmt::format("{}: expected as many heads of k as of q", file));
+  if (call.args.q->shape[2] != call.args.k->shape[2])
+    throw InputError(fmt::format("{}: expected as many heads of k as of q", file));
   const int64_t first = std::max<int64_t>(0, call.args.q->shape[1] - queries);
   return {rounded("q", *call.args.q, first), rounded("k", *call.args.k, 0), rounded("v", *call.args.v, 0)};
 }

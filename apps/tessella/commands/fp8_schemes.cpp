@@ -99,7 +99,8 @@ float rounded_to_e4m3(float x) {
 // One row over all keys of a head. k: transposed, (head_dim, seqlen).
 class EmulatedRow {
  public:
-  EmulatedRow(const float* q, int64_t head_dim, float scale) : q_(q), out_(static_cast<size_t>(head_dim)), scale_(scale) {}
+  EmulatedRow(const float* q, int64_t head_dim, float scale)
+      : q_(q), out_(static_cast<size_t>(head_dim)), scale_(scale) {}
 
   void add_tile(const float* k, int64_t seqlen, const float* v, int64_t v_stride, int64_t keys) {
     const auto head_dim = static_cast<int64_t>(out_.size());
@@ -184,9 +185,9 @@ Fp8Result run_scheme(const Fp8Scheme& scheme, const Fp8Inputs& inputs, const Pla
     const Quantized v = quantize(scheme, inputs.v, false, seed, placed);
     options.scale_block = scheme.scale == "block" ? kBlock : scheme.scale == "token" ? 1 : 0;
     if (scheme.emulates_flash_3) {
-      return {"emulated", emulated_out(inputs, dequantized(q, options.scale_block, placed),
-                                       dequantized(k, options.scale_block, placed),
-                                       dequantized(v, options.scale_block, placed))};
+      return {"emulated",
+              emulated_out(inputs, dequantized(q, options.scale_block, placed),
+                           dequantized(k, options.scale_block, placed), dequantized(v, options.scale_block, placed))};
     }
     std::tie(args.q, args.q_scale) = std::pair(q.elements, q.scale);
     std::tie(args.k, args.k_scale) = std::pair(k.elements, k.scale);

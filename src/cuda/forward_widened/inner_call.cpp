@@ -1,6 +1,7 @@
 #include "cuda/forward_widened/inner_call.hpp"
 
 #include <algorithm>
+#include <vector>
 
 namespace tessella::cuda {
 namespace {
@@ -12,10 +13,14 @@ using core::Feature;
 using core::Name;
 using core::Operand;
 
-constexpr Name kFactors[] = {Name::q_scale, Name::k_scale, Name::v_scale, Name::out_scale, Name::amax};
-
 // Of q, and of the copies: fp8 becomes bf16, which holds every number of e4m3 and e5m2 and the range of their scales.
-DType inner_dtype(const AttentionShape& p) { return core::is_float8(p.dtype()) ? DType::bf16 : p.dtype(); }
+DType copied_dtype(const AttentionShape& p) { return core::is_float8(p.dtype()) ? DType::bf16 : p.dtype(); }
+
+// Factors that the other kernel does not get.
+std::vector<Name> own_factors(const Around& around) {
+  if (around.widens_kv) return {Name::q_scale, Name::k_scale, Name::v_scale, Name::out_scale, Name::amax};
+  return {Name::out_scale, Name::amax};
+}
 
 // Of dense rows at a multiple of 16 bytes.
 int32_t alignment(DType dtype, int64_t head_dim) {
@@ -29,33 +34,34 @@ Operand dense(void* scratch, int64_t at, DType dtype, bool is_packed, int64_t ro
 
 }  // namespace
 
-bool widens_q(const AttentionShape& p) { return core::is_quantized(p.dtype()); }
-bool widens_kv(const AttentionShape& p) { return core::is_quantized(p.operands[Name::k].dtype); }
-bool narrows(const AttentionShape& p) {
-  const DType out = p.out_dtype();
+Around around(const AttentionShape& p, bool reads_float8) {
   const bool has_amax = p.operands[Name::amax].dtype != DType::none;
-  return out != DType::f32 && (has_amax || out != inner_dtype(p));
+  const DType out = p.out_dtype(), written = copied_dtype(p);  // beside f32
+  return {.widens_q = !reads_float8 && core::is_quantized(p.dtype()),
+          .widens_kv = !reads_float8 && core::is_quantized(p.operands[Name::k].dtype),
+          .narrows = out != DType::f32 && (has_amax || out != written)};
 }
 
-AttentionShape inner_shape(AttentionShape p) {
-  const DType dtype = inner_dtype(p);
-  if (narrows(p)) p.operands[Name::out].dtype = DType::f32;
-  if (widens_q(p)) p.operands[Name::q] = {dtype, alignment(dtype, p.head_dim_qk)};
-  if (widens_kv(p)) {
+AttentionShape inner_shape(AttentionShape p, const Around& around) {
+  const DType dtype = copied_dtype(p);
+  if (around.narrows) p.operands[Name::out].dtype = DType::f32;
+  if (around.widens_q) p.operands[Name::q] = {dtype, alignment(dtype, p.head_dim_qk)};
+  for (const Name name : own_factors(around)) p.operands[name] = {};
+  if (around.widens_kv) {
     p.operands[Name::k] = {dtype, alignment(dtype, p.head_dim_qk)};
     p.operands[Name::v] = {dtype, alignment(dtype, p.head_dim_v)};
-    p.features = p.features.without(Feature::paged_kv | Feature::cache_batch_idx);
+    p.features = p.features.without(Feature::paged_kv | Feature::cache_batch_idx | Feature::kv_scales);
     p.page_size = 0;
     p.v_in_k = false;
     if (!p.features.has(Feature::packed_kv)) p.total_kv = p.seqlen_kv;
   }
-  for (const Name name : kFactors) p.operands[name] = {};
-  p.features = p.features.without(Feature::scales | Feature::kv_scales);
-  p.scale_block = 0;
+  // One bit of q_scale, out_scale and amax.
+  if (p.operands[Name::q_scale].dtype == DType::none) p.features = p.features.without(Feature::scales);
+  if (around.widens_kv || !core::is_quantized(p.operands[Name::k].dtype)) p.scale_block = 0;
   return p;
 }
 
-Copies copies(const AttentionShape& p) {
+Copies copies(const AttentionShape& p, const Around& around) {
   const int64_t rows_q = p.features.has(Feature::packed_q) ? p.total_q : p.batch * p.seqlen_q;
   const int64_t rows_kv = p.features.has(Feature::packed_kv) ? p.total_kv : p.batch * p.seqlen_kv;
   int64_t end = 0;
@@ -65,30 +71,31 @@ Copies copies(const AttentionShape& p) {
     if (has) end += (core::bytes_of(dtype, elements) + kAlignment - 1) / kAlignment * kAlignment;
     return at;
   };
-  const DType dtype = inner_dtype(p);
-  Copies at;
-  at.q = take(widens_q(p), dtype, rows_q * p.heads_q * p.head_dim_qk);
-  at.k = take(widens_kv(p), dtype, rows_kv * p.heads_kv * p.head_dim_qk);
-  at.v = take(widens_kv(p), dtype, rows_kv * p.heads_kv * p.head_dim_v);
-  at.out = take(narrows(p), DType::f32, rows_q * p.heads_q * p.head_dim_v);
+  const DType dtype = copied_dtype(p);
+  Copies at{.around = around};
+  at.q = take(around.widens_q, dtype, rows_q * p.heads_q * p.head_dim_qk);
+  at.k = take(around.widens_kv, dtype, rows_kv * p.heads_kv * p.head_dim_qk);
+  at.v = take(around.widens_kv, dtype, rows_kv * p.heads_kv * p.head_dim_v);
+  at.out = take(around.narrows, DType::f32, rows_q * p.heads_q * p.head_dim_v);
   at.scratch = end;
   return at;
 }
 
 AttentionArguments inner_call(const AttentionArguments& p, const Copies& at, void* scratch) {
+  const Around& around = at.around;
   AttentionArguments call = p;
-  static_cast<AttentionShape&>(call) = inner_shape(p);
-  for (const Name name : kFactors) call.tensors[name] = {};
-  const DType dtype = inner_dtype(p);
+  static_cast<AttentionShape&>(call) = inner_shape(p, around);
+  for (const Name name : own_factors(around)) call.tensors[name] = {};
+  const DType dtype = copied_dtype(p);
   const bool packed_q = p.features.has(Feature::packed_q), packed_kv = p.features.has(Feature::packed_kv);
-  if (widens_q(p)) call.q() = dense(scratch, at.q, dtype, packed_q, p.total_q, p.heads_q, p.head_dim_qk);
-  if (widens_kv(p)) {
+  if (around.widens_q) call.q() = dense(scratch, at.q, dtype, packed_q, p.total_q, p.heads_q, p.head_dim_qk);
+  if (around.widens_kv) {
     call.page_table = call.cache_batch_idx = {};
     call.num_pages = call.slots = 0;
     call.k() = dense(scratch, at.k, dtype, packed_kv, call.total_kv, p.heads_kv, p.head_dim_qk);
     call.v() = dense(scratch, at.v, dtype, packed_kv, call.total_kv, p.heads_kv, p.head_dim_v);
   }
-  if (narrows(p)) call.out() = dense(scratch, at.out, DType::f32, packed_q, p.total_q, p.heads_q, p.head_dim_v);
+  if (around.narrows) call.out() = dense(scratch, at.out, DType::f32, packed_q, p.total_q, p.heads_q, p.head_dim_v);
   return call;
 }
 

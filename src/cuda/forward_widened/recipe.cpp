@@ -6,6 +6,7 @@
 #include "core/element.hpp"
 #include "core/message.hpp"
 #include "cuda/compile/expression.hpp"
+#include "cuda/forward_f8_sm90/recipe.hpp"
 #include "cuda/forward_sm80/recipe.hpp"
 #include "cuda/forward_sm90/recipe.hpp"
 #include "cuda/forward_widened/inner_call.hpp"
@@ -35,14 +36,15 @@ int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
 // Query rows that read a key together; with fewer, decoding reads caches of 8 bits where they are.
 constexpr int64_t kFewRows = 64;
 
+bool has_amax(const AttentionShape& p) { return p.operands[Name::amax].dtype != DType::none; }
+
 std::string ineligible(const AttentionShape& p) {
   const DType kv = p.operands[Name::k].dtype;
-  const bool has_amax = p.operands[Name::amax].dtype != DType::none;
-  if (!widens_kv(p)) {
-    if (core::is_float8(p.out_dtype()) || has_amax) return "";
+  if (!core::is_quantized(kv)) {
+    if (core::is_float8(p.out_dtype()) || has_amax(p)) return "";
     return message("is for q, k, v or out of 8 bits and for amax; q is ", name(p.dtype()));
   }
-  if (widens_q(p)) return "";
+  if (core::is_float8(p.dtype())) return "";
   if (p.dtype() != DType::bf16) {
     return message("takes k and v of 8 bits beside q of bf16, which has the range of their scales, not beside ",
                    name(p.dtype()));
@@ -55,21 +57,36 @@ std::string ineligible(const AttentionShape& p) {
   return "";
 }
 
+// Another forward kernel, and what is done around it.
 struct Inner {
-  const char* name = nullptr;
+  const char* name;
+  Around around;
+  std::shared_ptr<const core::Shape> bounds;
   Recipe recipe;
 };
+using MakeRecipe = Recipe (*)(const core::Shape&, const DeviceInfo&);
 
-// The best kernel for the copies.
-Inner inner_of(const AttentionShape& shape, const DeviceInfo& device) {
+Inner inner_by(const char* name, MakeRecipe make, const AttentionShape& p, bool reads_float8,
+               const DeviceInfo& device) {
+  Inner inner{name, around(p, reads_float8), nullptr, {}};
+  inner.bounds = std::make_shared<const core::Shape>(inner_shape(p, inner.around));
+  inner.recipe = make(*inner.bounds, device);
+  return inner;
+}
+
+// The best kernel for q, k and v as they are, if only out or amax keep it from the call, or for the copies.
+Inner inner_of(const AttentionShape& p, const DeviceInfo& device) {
   constexpr int64_t kMostSm90 = 256;
-  const bool is_for_sm90 = forward_sm90_unavailable(device).empty() && shape.dtype() != DType::f32 &&
-                           std::max(shape.head_dim_qk, shape.head_dim_v) <= kMostSm90;
-  if (is_for_sm90) {
-    Inner inner{"cuda.forward_sm90", forward_sm90_recipe(shape, device)};
+  if (forward_sm90_unavailable(device).empty() && p.dtype() != DType::f32 &&
+      std::max(p.head_dim_qk, p.head_dim_v) <= kMostSm90) {
+    if (p.dtype() == DType::f8e4m3fn) {
+      Inner inner = inner_by("cuda.forward_f8_sm90", forward_f8_sm90_recipe, p, true, device);
+      if (inner.recipe.ineligible.empty() && (inner.around.narrows || has_amax(p))) return inner;
+    }
+    Inner inner = inner_by("cuda.forward_sm90", forward_sm90_recipe, p, false, device);
     if (inner.recipe.ineligible.empty()) return inner;
   }
-  return {"cuda.forward_sm80", forward_sm80_recipe(shape, device)};
+  return inner_by("cuda.forward_sm80", forward_sm80_recipe, p, false, device);
 }
 
 // Threads of a row: a power of two, as many as the row has pieces or the next more, at most those of a warp.
@@ -109,7 +126,7 @@ unsigned blocks_of(int64_t rows, int32_t lanes, const Concurrency& at_once) {
   return static_cast<unsigned>(std::clamp<int64_t>((rows + rows_of_block - 1) / rows_of_block, 1, at_once.blocks));
 }
 
-std::optional<Launch> widen_launch(const AttentionArguments& a, const AttentionArguments& inner,
+std::optional<Launch> widen_launch(const AttentionArguments& a, const AttentionArguments& inner, const Around& around,
                                    const Concurrency& at_once) {
   WidenParams params{};
   params.q = rows_q(a);
@@ -119,10 +136,10 @@ std::optional<Launch> widen_launch(const AttentionArguments& a, const AttentionA
     to = given;
     blocks = std::max(blocks, blocks_of(of.batch * of.rows * of.heads, given.log2_lanes, at_once));
   };
-  if (widens_q(a)) {
+  if (around.widens_q) {
     add(params.tensors[0], params.q, tensor(a.q(), inner.q(), a.tensors[Name::q_scale], a.head_dim_qk, false));
   }
-  if (widens_kv(a)) {
+  if (around.widens_kv) {
     add(params.tensors[1], params.kv, tensor(a.k(), inner.k(), a.tensors[Name::k_scale], a.head_dim_qk, true));
     add(params.tensors[2], params.kv, tensor(a.v(), inner.v(), a.tensors[Name::v_scale], a.head_dim_v, true));
     params.page_table = table(a.page_table);
@@ -138,7 +155,7 @@ std::optional<Launch> widen_launch(const AttentionArguments& a, const AttentionA
   return Launch{{blocks, portable::kWidenTensors + 1, 1}, Parameters(params)};
 }
 
-std::optional<Launch> narrow_launch(const AttentionArguments& a, const AttentionArguments& inner,
+std::optional<Launch> narrow_launch(const AttentionArguments& a, const AttentionArguments& inner, const Around&,
                                     const Concurrency& at_once) {
   NarrowParams params{};
   params.result = operand(inner.out());
@@ -164,7 +181,7 @@ Step step_of(Program program, const Copies& at, MakeLaunch launch) {
           .launch = [at, launch](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
                                  const core::Workspace& workspace) {
             const AttentionArguments& arguments = core::attention(call);
-            return launch(arguments, inner_call(arguments, at, workspace.scratch), at_once);
+            return launch(arguments, inner_call(arguments, at, workspace.scratch), at.around, at_once);
           }};
 }
 
@@ -185,31 +202,30 @@ Step wrapped(Step step, const std::shared_ptr<const core::Shape>& bounds, const 
 Recipe forward_widened_recipe(const core::Shape& shape, const DeviceInfo& device) {
   const AttentionShape& p = core::attention(shape);
   if (std::string reason = ineligible(p); !reason.empty()) return {.ineligible = reason};
-  const auto bounds = std::make_shared<const core::Shape>(inner_shape(p));
-  Inner inner = inner_of(core::attention(*bounds), device);
+  Inner inner = inner_of(p, device);
   if (!inner.recipe.ineligible.empty()) {
     return {.ineligible = message("is computed by ", inner.name, ", which ", inner.recipe.ineligible)};
   }
-  const Copies at = copies(p);
-  const bool has_amax = p.operands[Name::amax].dtype != DType::none;
+  const Around& around = inner.around;
+  const Copies at = copies(p, around);
   Recipe recipe{.workspace = inner.recipe.workspace};
   recipe.workspace.scratch_bytes += at.scratch;
-  const portable::Element into = core::element(core::attention(*bounds).dtype());
   const DType copied = p.operands[Name::k].dtype;
-  recipe.description = message(widens_q(p)    ? message("q, k and v of ", name(copied), " in ", name(into))
-                               : widens_kv(p) ? message("k and v of ", name(copied), " in ", name(into))
-                                              : "q, k and v as they are",
-                               narrows(p) ? message(", out of ", name(p.out_dtype()), " from f32") : "",
-                               has_amax ? ", amax" : "", ", by ", inner.name, ": ", inner.recipe.description);
-  if (widens_kv(p) || has_amax) {
-    const WidenConfig config{.from = widens_kv(p) ? core::element(copied) : portable::Element::e4m3,
-                             .into = widens_kv(p) ? into : portable::Element::bf16};
+  const portable::Element into = core::element(core::attention(*inner.bounds).operands[Name::k].dtype);
+  recipe.description = message(around.widens_q    ? message("q, k and v of ", name(copied), " in ", name(into))
+                               : around.widens_kv ? message("k and v of ", name(copied), " in ", name(into))
+                                                  : "q, k and v as they are",
+                               around.narrows ? message(", out of ", name(p.out_dtype()), " from f32") : "",
+                               has_amax(p) ? ", amax" : "", ", by ", inner.name, ": ", inner.recipe.description);
+  if (around.widens_kv || has_amax(p)) {
+    const WidenConfig config{.from = around.widens_kv ? core::element(copied) : portable::Element::e4m3,
+                             .into = around.widens_kv ? into : portable::Element::bf16};
     recipe.steps.push_back(
         step_of({.header = "cuda/device/widen.hpp", .expression = expression("widen", "WidenConfig", config)}, at,
                 widen_launch));
   }
-  for (Step& step : inner.recipe.steps) recipe.steps.push_back(wrapped(std::move(step), bounds, at));
-  if (narrows(p) || has_amax) {
+  for (Step& step : inner.recipe.steps) recipe.steps.push_back(wrapped(std::move(step), inner.bounds, at));
+  if (around.narrows || has_amax(p)) {
     const NarrowConfig config{.out = core::element(p.out_dtype())};
     recipe.steps.push_back(
         step_of({.header = "cuda/device/widen.hpp", .expression = expression("narrow", "NarrowConfig", config)}, at,
