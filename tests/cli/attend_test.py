@@ -392,7 +392,7 @@ class Attend(CliTest):
             (["--scale-block", "64"], "--scale-block is 64, expected 0 without --q-scale"),
             (["--k-scale", "2", "--scale-block", "64"], "--k-scale is given and k.dtype is f32, expected a dtype of 8 or 4 bits"),
             (["--k-scale", "2,3"], "--k-scale has shape (2), expected one that broadcasts to (1, 1, 12)"),
-            (["--out-dtype", "f8e4m3fn"], "--out-dtype is 'f8e4m3fn', expected f64, f32, bf16 or f16"),
+            (["--out-dtype", "i8"], "--out-dtype is 'i8', expected f64, f32, bf16, f16, f8e4m3fn or f8e5m2"),
             (["--check=x"], "--check is 'x'"),
             (["--scale", "nan"], "--scale is nan, expected a finite number"),
             (["--softcap", "1e99"], "--softcap is 1e99, expected a number that float32 can hold"),

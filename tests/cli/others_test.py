@@ -79,6 +79,13 @@ class Others(CliTest):
         self.assertGreater(rows["reference.standard"]["extra_bytes"], rows["reference.flash_2"]["extra_bytes"])
         self.assertEqual(run("ladder", "--seqlen", 64, "--budget", 0.01, "--csv").stdout.count("\n"), len(rows) + 1)
 
+    def test_ladder_of_8_bits(self):
+        few = ["ladder", "--seqlen", 64, "--head-dim", 16, "--budget", 0.01, "--json"]
+        for dtype, expected in (("bf16", {"bf16", "f8e4m3fn"}), ("f8e5m2", {"f8e5m2"})):
+            rows = json.loads(run(*few, "--dtype", dtype).stdout)["results"]
+            self.assertEqual({row["dtype"] for row in rows}, expected)
+            self.assertTrue(all(row["check"] == "ok" for row in rows))
+
     def test_ladder_decode(self):
         few = ["ladder", "--decode", "--head-dim", 16, "--seqlen", "2k", "--budget", 0.01]
         for queries in (1, 3):
@@ -108,8 +115,8 @@ class Others(CliTest):
             (["--preset", "x"], "expected one of paper, gpt2, llama"),
             (["--seqlen", "16:8"], "--seqlen is 8, expected 16"),
             (["--seqlen", "0"], "--seqlen is 0"),
-            (["--dtype", "x"], "--dtype is 'x', expected f64, f32, bf16 or f16"),
-            (["--dtype", "i8"], "expected f64, f32, bf16 or f16; caches of 8 and 4 bits are timed by `tessella bench decode --kv-dtype`"),
+            (["--dtype", "x"], "--dtype is 'x', expected f64, f32, bf16, f16, f8e4m3fn or f8e5m2"),
+            (["--dtype", "i8"], "expected a float; caches of 8 and 4 bits are timed by `tessella bench decode --kv-dtype`"),
             (["--json", "decode"], "--json is given before decode, expected behind it"),
             (["--seqlen", "128", "--mask", "causal", "decode"], "--seqlen is given before decode, expected behind it"),
             (["--mask", "causal", "decode"], "--mask is given before decode, which has no such option"),

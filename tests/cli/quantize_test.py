@@ -55,6 +55,17 @@ class Quantize(CliTest):
         for name in (b'"k"', b'"k_scale"'):
             self.assertIn(name, out.read_bytes()[:500])
 
+    def test_attention_of_its_files(self):
+        files = {name: self.folder / f"{name}.safetensors" for name in "qkv"}
+        for name, file in files.items():
+            run("quantize", f"{SAMPLE}:{name}", "--scale", "block", "--out", file)
+        scales = [word for name, file in files.items() for word in (f"--{name}-scale", f"{file}:{name}_scale")]
+        call = ["attend", *files.values(), *scales, "--scale-block", 128, "--check=0", "--json"]
+        for more, dtype in (((), "bf16"), (("--out-dtype", "f8e5m2", "--out-scale", 0.01), "f8e5m2")):
+            document = json.loads(run(*call, *more).stdout)
+            self.assertEqual(document["out"]["dtype"], dtype)
+            self.assertTrue(document["check"]["passed"])
+
     def test_errors(self):
         halves = self.write("halves.npz", npz({"q": npy(self.q), "k": npy(self.k)}))
         for arguments, saying in (

@@ -130,11 +130,11 @@ void check_operand(const char* name, const Array& array) {
     throw InputError(fmt::format("{}: {} has elements of type {} without --kv-dtype, expected it to say what they are",
                                  array.source, name, array.file_type));
   }
-  const bool is_quantized = tensor.dtype == TESSELLA_I8 || tensor.dtype == TESSELLA_I4 ||
-                            tensor.dtype == TESSELLA_F8E4M3FN || tensor.dtype == TESSELLA_F8E5M2;
-  if (!is_float(tensor.dtype) && (!is_quantized || name == std::string_view("q"))) {
+  const bool is_float8 = tensor.dtype == TESSELLA_F8E4M3FN || tensor.dtype == TESSELLA_F8E5M2;
+  const bool is_integer = tensor.dtype == TESSELLA_I8 || tensor.dtype == TESSELLA_I4;
+  if (!is_float(tensor.dtype) && !is_float8 && (!is_integer || name == std::string_view("q"))) {
     const bool is_raw = tensor.dtype == TESSELLA_DTYPE_DEFAULT && array.element_bytes == 2;
-    throw InputError(fmt::format("{}: {} has elements of type {}, expected f64, f32, bf16 or f16{}", array.source, name,
+    throw InputError(fmt::format("{}: {} has elements of type {}, expected a float{}", array.source, name,
                                  array.file_type, is_raw ? "; raw bf16 wants --dtype bf16" : ""));
   }
   if (tensor.ndim < 2 || tensor.ndim > 4) {
@@ -195,11 +195,15 @@ Array allocate_like(const std::string& name, Layout layout, const tessella_tenso
   return allocate_array(name, dtype, std::span(shape.shape, static_cast<size_t>(shape.ndim)));
 }
 
+tessella_dtype out_dtype_of(const Call& call, tessella_dtype of_q) {
+  if (call.options.out_dtype != TESSELLA_DTYPE_DEFAULT) return call.options.out_dtype;
+  return of_q == TESSELLA_F8E4M3FN || of_q == TESSELLA_F8E5M2 ? TESSELLA_BF16 : of_q;
+}
+
 Array allocate_out(Layout layout, Call& call) {
   tessella_tensor shape = *call.args.q;
   shape.shape[shape.ndim - 1] = call.args.v->shape[call.args.v->ndim - 1];
-  const tessella_dtype dtype = call.options.out_dtype != TESSELLA_DTYPE_DEFAULT ? call.options.out_dtype : shape.dtype;
-  Array out = allocate_like("out", layout, shape, dtype);
+  Array out = allocate_like("out", layout, shape, out_dtype_of(call, shape.dtype));
   Array& set = call.set(&tessella_forward_args::out, out);
   swap_layout(layout, set.tensor);
   return out;

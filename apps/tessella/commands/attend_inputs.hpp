@@ -31,6 +31,9 @@ std::vector<ListedArray> read_inputs(const AttendInputs& inputs, Call& call);
 // Zeros of a tensor's shape, in the memory layout of the files; the view of them is the library's.
 Array allocate_like(const std::string& name, Layout layout, const tessella_tensor& like, tessella_dtype dtype);
 
+// The dtype that the call's options say, or that of q; beside fp8 bf16.
+tessella_dtype out_dtype_of(const Call& call, tessella_dtype of_q);
+
 // Sets the call's out (and lse), in the memory layout of the inputs. Returns out as the files are laid out.
 Array allocate_out(Layout layout, Call& call);
 Array allocate_lse(Call& call);

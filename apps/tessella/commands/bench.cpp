@@ -76,10 +76,9 @@ const Preset<Settings> kPresets[] = {
 };
 
 tessella_dtype dtype_of_problem(const std::string& name) {
-  const ElementType* type = find_element_type_by_name(name);
-  if (short_name(name) == "i4" || (type != nullptr && type->bytes == 1)) {
+  if (const std::string_view spelled = short_name(name); spelled == "i4" || spelled == "i8") {
     throw InputError(
-        fmt::format("--dtype is '{}', expected f64, f32, bf16 or f16; caches of 8 and 4 bits are timed by "
+        fmt::format("--dtype is '{}', expected a float; caches of 8 and 4 bits are timed by "
                     "`tessella bench decode --kv-dtype`",
                     name));
   }
@@ -263,7 +262,7 @@ void add_bench(Command& program) {
   auto settings = std::make_shared<Settings>();
   command.set_footer(kExamples);
   command.add_option("--preset", settings->preset, "NAME", preset_help<Settings>(kPresets));
-  command.add_option("--dtype", settings->dtype, "DTYPE,...", "list of f32, bf16, f16, f64");
+  command.add_option("--dtype", settings->dtype, "DTYPE,...", "list of f32, bf16, f16, f64, f8e4m3fn, f8e5m2");
   command.add_option("--head-dim", settings->head_dim, "D,...", "list, or FIRST:LAST doubling");
   command.add_option("--seqlen", settings->seqlen, "N,...", "list, or FIRST:LAST doubling");
   command.add_option("--mask", settings->mask, "MASK,...", "list of masks as of `attend`");

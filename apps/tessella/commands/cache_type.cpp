@@ -26,25 +26,15 @@ constexpr CacheType kTypes[] = {
 // The deviation of stored numbers: of the whole numbers hardly any lies beyond the range, which cuts it off.
 float deviation_of(const CacheType& type) { return type.dtype == TESSELLA_I4 ? 2.F : 32.F; }
 
-uint8_t float8_bits(float value) {
-  const auto sign = static_cast<uint8_t>(std::signbit(value) ? 0x80 : 0);
-  const float magnitude = std::min(std::fabs(value), 448.F);
-  int exponent = 0;
-  std::frexp(magnitude, &exponent);
-  // The grid around this value; nearbyint rounds to even, and a carry moves on to the next exponent.
-  const int unit = std::max(exponent - 4, -9);
-  const auto steps = static_cast<int>(std::nearbyint(std::ldexp(magnitude, -unit)));
-  return static_cast<uint8_t>(sign | ((unit + 9) * 8 + steps));
-}
-
 int integer_of(float value, int most) {
   return static_cast<int>(std::clamp(std::nearbyint(value), static_cast<float>(-most), static_cast<float>(most)));
 }
 
 // Elements idx and, of 4 bits, idx + 1.
 std::byte quantized_byte(const CacheType& type, const float* values) {
+  std::byte byte{};
   switch (type.dtype) {
-    case TESSELLA_F8E4M3FN: return std::byte{float8_bits(values[0])};
+    case TESSELLA_F8E4M3FN: store_element(&byte, type.dtype, 0, values[0]); return byte;
     case TESSELLA_I8: return static_cast<std::byte>(integer_of(values[0], 127));
     default: return static_cast<std::byte>((integer_of(values[0], 7) & 15) | (integer_of(values[1], 7) & 15) << 4);
   }

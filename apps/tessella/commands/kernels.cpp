@@ -160,7 +160,7 @@ void add_kernels(Command& program) {
   auto settings = std::make_shared<Settings>();
   command.set_footer(kExamples);
   command.add_flag("--why", settings->why, "which would run the problem below, and why each other would not");
-  command.add_option("--dtype", settings->dtype, "DTYPE", "f64, f32, bf16 or f16", "Problem");
+  command.add_option("--dtype", settings->dtype, "DTYPE", "f64, f32, bf16, f16, f8e4m3fn or f8e5m2", "Problem");
   command.add_option("--head-dim", settings->head_dim, "D", "of q, k and v", "Problem");
   command.add_option("--seqlen", settings->seqlen, "N", "queries, and keys", "Problem");
   command.add_option("--heads", settings->heads, "N/M", "query heads over KV heads, or one number of both", "Problem");

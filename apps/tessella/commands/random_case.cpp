@@ -77,8 +77,7 @@ Call make_random_call(const RandomCase& random_case, const AttentionOptionValues
     throw InputError("--page-table is for `tessella attend`: random keys and values are not paged");
   }
   apply_mask(c.mask, call);
-  const tessella_dtype out = call.options.out_dtype != TESSELLA_DTYPE_DEFAULT ? call.options.out_dtype : c.dtype;
-  add(&tessella_forward_args::out, "out", q_shape, out);
+  add(&tessella_forward_args::out, "out", q_shape, out_dtype_of(call, c.dtype));
   if (c.is_backward) {
     allocate_lse(call);
     const tessella_backward_args none = TESSELLA_BACKWARD_ARGS_INIT;

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -74,6 +75,18 @@ uint16_t float_to_half(float value) {
   const auto steps = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, -unit)));
   if (unit == -24) return sign | static_cast<uint16_t>(steps);  // subnormal, or the first normal binade
   return sign | static_cast<uint16_t>(static_cast<uint32_t>(unit + 24) * 1024 + steps);
+}
+
+// least_unit: the exponent of 2 of the smallest step.
+uint8_t float_to_float8(float value, int mantissa_bits, int least_unit, float largest) {
+  const auto sign = static_cast<uint8_t>(std::signbit(value) ? 0x80 : 0);
+  if (std::isnan(value)) return sign | 0x7F;
+  const float magnitude = std::min(std::fabs(value), largest);
+  int exponent = 0;
+  std::frexp(magnitude, &exponent);
+  const int unit = std::max(exponent - mantissa_bits - 1, least_unit);
+  const auto steps = static_cast<int>(std::nearbyint(std::ldexp(magnitude, -unit)));
+  return static_cast<uint8_t>(sign | (((unit - least_unit) << mantissa_bits) + steps));
 }
 
 uint16_t float_to_bfloat16(float value) {
@@ -163,7 +176,9 @@ void store_element(void* data, tessella_dtype dtype, int64_t idx, float value) {
     case TESSELLA_F32: return store<float>(data, idx, value);
     case TESSELLA_BF16: return store<uint16_t>(data, idx, float_to_bfloat16(value));
     case TESSELLA_F16: return store<uint16_t>(data, idx, float_to_half(value));
-    default: throw InputError(fmt::format("dtype is {}, expected f64, f32, bf16 or f16", dtype_name(dtype)));
+    case TESSELLA_F8E4M3FN: return store<uint8_t>(data, idx, float_to_float8(value, 3, -9, 448));
+    case TESSELLA_F8E5M2: return store<uint8_t>(data, idx, float_to_float8(value, 2, -16, 57344));
+    default: throw InputError(fmt::format("dtype is {}, expected a float", dtype_name(dtype)));
   }
 }
 

@@ -33,7 +33,7 @@ bool is_float(tessella_dtype dtype);  // f64, f32, bf16 or f16
 // Elements first, first + stride, ... as doubles.
 void load_elements(const void* data, tessella_dtype dtype, int64_t first, int64_t stride, int64_t count,
                    double* values);
-// One element as a double, and a float stored as one element (rounded to nearest even).
+// One element as a double, and a float stored as one element of a float type, rounded to nearest even; fp8 saturates.
 double load_element(const void* data, tessella_dtype dtype, int64_t idx);
 void store_element(void* data, tessella_dtype dtype, int64_t idx, float value);
 

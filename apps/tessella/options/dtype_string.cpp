@@ -9,14 +9,15 @@
 namespace tessella::cli {
 namespace {
 
-constexpr tessella_dtype kFloats[] = {TESSELLA_F64, TESSELLA_F32, TESSELLA_BF16, TESSELLA_F16};
+constexpr tessella_dtype kFloats[] = {TESSELLA_F64, TESSELLA_F32,      TESSELLA_BF16,
+                                      TESSELLA_F16, TESSELLA_F8E4M3FN, TESSELLA_F8E5M2};
 
 }  // namespace
 
 tessella_dtype parse_float_dtype(std::string_view what, std::string_view name) {
   const ElementType* type = find_element_type_by_name(name);
   if (type != nullptr && std::ranges::find(kFloats, type->dtype) != std::end(kFloats)) return type->dtype;
-  throw InputError(fmt::format("{} is '{}', expected f64, f32, bf16 or f16", what, name));
+  throw InputError(fmt::format("{} is '{}', expected f64, f32, bf16, f16, f8e4m3fn or f8e5m2", what, name));
 }
 
 tessella_dtype parse_dtype(std::string_view what, std::string_view name) {

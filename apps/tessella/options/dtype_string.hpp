@@ -8,7 +8,7 @@
 
 namespace tessella::cli {
 
-// Throws InputError "<what> is '<name>', expected ..." if it is none. Of q, or of a result: f64, f32, bf16 or f16.
+// Throws InputError "<what> is '<name>', expected ..." if it is none. Of q, or of a result: a float.
 tessella_dtype parse_float_dtype(std::string_view what, std::string_view name);
 // Of elements in a file.
 tessella_dtype parse_dtype(std::string_view what, std::string_view name);
