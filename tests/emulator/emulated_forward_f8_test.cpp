@@ -1,6 +1,7 @@
 // cuda.forward_f8_sm90 in the emulator, as a call on a GPU runs it.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -81,6 +82,36 @@ TEST(EmulatedF8, Outliers) {
     c.outliers = true;
     c.spread = spread;
     expect_right(c);
+  }
+}
+
+// Scores of the first tile lie exponents of 2 above all others', which have values of 1 beside its 0: with frames of
+// the row's maximum they would be lost, and with frames of their own tile alone out would be infinite.
+TEST(EmulatedF8, TilesFarBelowTheMaximum) {
+  constexpr int64_t kKeys = 1280, kHeadDim = 64;
+  for (const auto& [key, exponent] : {std::pair{uint8_t{0x5A}, 20}, {uint8_t{0x7C}, 384}}) {
+    Case c = base(kHeadDim, kHeadDim);
+    c.out_dtype = "f32";
+    c.q_scale = c.kv_scale = "";
+    c.batch = c.heads_q = 1;
+    c.seqlen_q = 3;
+    c.seqlen_kv = kKeys;
+    c.scale = std::log(2.0);
+    Call call(c);
+    const auto fill = [](const tessella_tensor& rows, const auto& value) {
+      auto* data = static_cast<uint8_t*>(rows.data);
+      for (int64_t i = 0; i < rows.shape[1]; ++i) {
+        for (int64_t d = 0; d < kHeadDim; ++d) data[i * kHeadDim + d] = value(i, d);
+      }
+    };
+    constexpr uint8_t kOne = 0x38;
+    fill(*call.args().q, [](int64_t, int64_t d) { return d == 5 ? kOne : uint8_t{0}; });
+    fill(*call.args().k, [&, of_key = key](int64_t i, int64_t d) { return i == 7 && d == 5 ? of_key : uint8_t{0}; });
+    fill(*call.args().v, [](int64_t i, int64_t) { return i >= 128 ? kOne : uint8_t{0}; });
+    ASSERT_EQ(run_recipe(call, cuda::forward_f8_sm90_recipe, 0, 1), "");
+    const double expected = (kKeys - 128) * std::exp2(-exponent);
+    const auto* out = static_cast<const float*>(call.args().out->data);
+    for (int64_t i = 0; i < 3 * kHeadDim; ++i) ASSERT_NEAR(out[i], expected, 0.01 * expected + 1e-30) << exponent;
   }
 }
 

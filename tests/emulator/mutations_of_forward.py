@@ -234,6 +234,22 @@ MUTATIONS = [
         F8,
     ),
     Mutation(
+        "f8_frame_of_the_row",
+        "scores_f8_sm90.hpp",
+        "next[r] = fmaxf(of_tile, fmaxf(max[r] - kSpan, 0.0f));",
+        "next[r] = max[r];",
+        "*TilesFarBelow*",
+        F8,
+    ),
+    Mutation(
+        "f8_frame_without_end",
+        "scores_f8_sm90.hpp",
+        "next[r] = fmaxf(of_tile, fmaxf(max[r] - kSpan, 0.0f));",
+        "next[r] = of_tile;",
+        "*",
+        F8,
+    ),
+    Mutation(
         "f8_key_order",
         "transpose_v.hpp",
         "portable::key_at(w % 4 * 4 + b);",

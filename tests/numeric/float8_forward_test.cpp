@@ -114,6 +114,34 @@ TEST_P(Float8, PackedRows) {
   }
 }
 
+// One key has half of the weight, and 2^18 keys the rest, of which each has 2^-18 of its probability. Every second row
+// of v is 1, that of the key is 0.
+TEST_P(Float8, ManyKeysKeepTheirWeightBesideOne) {
+  constexpr int64_t kKeys = 1 << 18, kHeadDim = 64, kOneOf = 1000;
+  constexpr uint8_t kOne = 0x38, kEighteen = 0x59;  // of f8e4m3fn
+  Case c = base("f8e4m3fn");
+  c.out_dtype = "f32";
+  c.q_scale = c.kv_scale = "";
+  c.batch = c.heads_q = c.heads_kv = 1;
+  c.seqlen_q = 3;
+  c.seqlen_kv = kKeys;
+  c.head_dim_qk = c.head_dim_v = kHeadDim;
+  c.scale = std::log(2.0);
+  Call call(c);
+  const auto fill = [](const tessella_tensor& rows, const auto& value) {
+    auto* data = static_cast<uint8_t*>(rows.data);
+    for (int64_t i = 0; i < rows.shape[1]; ++i) {
+      for (int64_t d = 0; d < kHeadDim; ++d) data[i * kHeadDim + d] = value(i, d);
+    }
+  };
+  fill(*call.args().q, [](int64_t, int64_t d) { return d == 5 ? kOne : uint8_t{0}; });
+  fill(*call.args().k, [](int64_t i, int64_t d) { return i == kOneOf && d == 5 ? kEighteen : uint8_t{0}; });
+  fill(*call.args().v, [](int64_t i, int64_t) { return i % 2 == 1 ? kOne : uint8_t{0}; });
+  ASSERT_EQ(call.run(), TESSELLA_OK) << tessella_last_error();
+  const auto* out = static_cast<const float*>(call.args().out->data);
+  for (int64_t i = 0; i < 3 * kHeadDim; ++i) ASSERT_NEAR(out[i], 0.25, 0.0025) << i;
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, Float8, testing::ValuesIn(kernels_of("forward")), kernel_test_name);
 INSTANTIATE_TEST_SUITE_P(GpuKernels, Float8, testing::ValuesIn(kernels_of("float8")), kernel_test_name);
 

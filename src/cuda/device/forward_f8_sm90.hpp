@@ -7,7 +7,7 @@
 //
 //   each warpgroup    64 rows of the query tile:
 //     for every key tile i:
-//       s is there: factors, masks, maxima
+//       s is there: factors, masks, frames
 //       exponentials of the first half of the keys    while t = p v of the tile before runs
 //       t is there: out = out * factor + t            one instruction an element
 //       the other exponentials; p in 8 bits
@@ -192,7 +192,7 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
     scores.template finish_scores<IsFull>(at, s, tile, block.s_scales_of_k(k));
     release(k);
     float rescale[2];
-    scores.take_maxima(at, s, tile, rescale);
+    scores.take_frames(at, s, tile, rescale);
     scores.template exponentiate<0, kBlocks / 2>(at, s, tile);
     if constexpr (HasOutput) end_outputs();
     scores.template exponentiate<kBlocks / 2, kBlocks>(at, s, tile);
@@ -228,7 +228,7 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = row_sum(scores.sum[r]);
-      const RowResult result = finish(scores.max[r] - Scores::kTop, sum, kLn2, has_sink, sink);
+      const RowResult result = finish(scores.frame[r] - Scores::kTop, sum, kLn2, has_sink, sink);
       const int32_t query = of.queries.first + at.row(r);
       if (p.lse.data != nullptr && at.lane % 4 == 0 && query < of.queries.end) {
         static_cast<float*>(p.lse.data)[row_offset(p.lse, of.work, of.sequence, query)] = result.lse;

@@ -1,9 +1,11 @@
 // From a tile's products of q and k of 8 bits to probabilities of 8 bits, by a warpgroup of forward_f8_sm90.
 //
-// The rule for P: a row's maximum so far, in exponents of 2, becomes 448, the largest number of e4m3, and probabilities
-// are rounded to nearest even. It is found in every tile before the exponentials, and rounded up, so that no
-// probability is beyond 448, however scores jump. What is below 2^-18.8 of the largest becomes 0. Sums, and so lse, are
-// of probabilities before rounding. A row's result depends on that row alone.
+// The rule for P: every key tile has a frame for each row, a power of two that becomes 256. It is the tile's maximum,
+// rounded up, so no probability is beyond 256 of e4m3's 448, however scores jump; but no frame is more than kSpan
+// exponents below the row's maximum so far, so that out in a low frame stays finite. Probabilities are rounded to
+// nearest even: what is below 2^-18 of its frame becomes 0. So a tile keeps its weight beside a far larger one, and
+// frames differ by powers of two, so that out and sums move between them without an error. Sums, and so lse, are of
+// probabilities before rounding. A row's result depends on that row alone.
 #pragma once
 
 #include "cuda/device/score/scores_sm90.hpp"
@@ -19,11 +21,13 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
   using Base::p, Base::walk;
   static constexpr int kBlocks = Base::kBlocks;
   static constexpr bool kHasKeyScales = C.scales == portable::KeyScales::key;
-  static constexpr float kTop = 8.807354922f;  // log2(448)
+  static constexpr float kTop = 8;  // the largest probability, as an exponent of 2
+  static constexpr float kSpan = 16;
 
   uint32_t probabilities[kBlocks / 4][4];  // of a tile, as left operands of o += p v
-  float max[2], sum[2];                    // of the rows; max in exponents of 2
-  float scale_q[2];                        // factors on the rows of q, times that from scores to exponents
+  // Of the rows: maximum so far and the latest tile's frame, whole exponents of 2, and sums in that frame.
+  float max[2], frame[2], sum[2];
+  float scale_q[2];  // factors on the rows of q, times that from scores to exponents
   // Of a tile: exponents are scale_log2 times its products, or its finished scores, plus offset.
   float scale_log2[2], offset[2];
 
@@ -35,7 +39,7 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
     const portable::ForwardSm90Params& params = at.block.p;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      max[r] = -kInfinity;
+      max[r] = frame[r] = -kInfinity;
       sum[r] = 0;
       const int32_t row = of.sequence.row_q + min(of.queries.first + at.row(r), of.sequence.len_q - 1);
       scale_q[r] = row_scale(params.q_scale, params.scale_block, of.work.batch_idx, row, of.work.head_idx);
@@ -62,23 +66,25 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
     ptx::keep_in_place(s[0]);
   }
 
-  // Raises the maxima to those of a tile's scores. factor: from what was summed before to the new maxima.
-  __device__ __forceinline__ void take_maxima(const Lane& at, Tile& s, int32_t tile, float (&factor)[2]) {
-    float top[2];
+  // Finds the frames of a tile's scores. factor: from those of the tile before.
+  __device__ __forceinline__ void take_frames(const Lane& at, Tile& s, int32_t tile, float (&factor)[2]) {
+    float next[2];
     bool serves = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      // lane_max() returns -inf for a lane of negative scores. That is right if the row's maximum is not negative.
-      top[r] = fmaxf(max[r], row_max(ptx::multiply_up(lane_max(s[0], r), scale_log2[r])));
-      serves = serves && top[r] >= 0 && top[r] <= kLargeMax && scale_log2[r] >= kSmallest;
-      offset[r] = ptx::add_down(kTop, -top[r]);
+      // lane_max() returns -inf for a lane of negative scores. No frame is negative where the row's maximum is not.
+      const float of_tile = ptx::round_up(row_max(lane_max(s[0], r) * scale_log2[r]));
+      max[r] = fmaxf(max[r], of_tile);
+      serves = serves && max[r] >= 0 && max[r] <= kLargeMax && scale_log2[r] >= kSmallest;
+      next[r] = fmaxf(of_tile, fmaxf(max[r] - kSpan, 0.0f));
+      offset[r] = kTop - next[r];
     }
     if (!__all_sync(kAllLanes, serves)) [[unlikely]]
-      take_rare_maxima(at, s, tile, top);
+      take_rare_frames(at, s, tile, next);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      factor[r] = top[r] == max[r] ? 1.0f : ptx::exp2(max[r] - top[r]);
-      max[r] = top[r];
+      factor[r] = next[r] == frame[r] ? 1.0f : ptx::exp2(frame[r] - next[r]);
+      frame[r] = next[r];
       sum[r] *= factor[r];
     }
   }
@@ -143,36 +149,45 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
  private:
   static constexpr float kSmallest = 0x1p-100f;  // factors beside which a hidden score is hidden for certain
 
-  // The rows' factors become part of the scores.
-  __device__ __forceinline__ void multiply_rows(Tile& s, float log2) {
+  // The rows' factors become part of the scores, of all rows or of those whose factors are below kSmallest.
+  __device__ __forceinline__ void multiply_rows(Tile& s, float log2, bool all = true) {
+    float by[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool takes = all || !(scale_log2[r] >= kSmallest);
+      by[r] = takes ? scale_log2[r] : 1.0f;
+      scale_log2[r] = takes ? log2 : scale_log2[r];
+    }
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[0][j][i] *= scale_log2[i / 2];
+      for (int i = 0; i < 4; ++i) s[0][j][i] *= by[i / 2];
     }
-    scale_log2[0] = scale_log2[1] = log2;
   }
 
   // Of rows whose maxima are negative, or so large that exponents would lose their last bits, or whose factors are
-  // negative or too small.
-  __device__ __forceinline__ void take_rare_maxima(const Lane& at, Tile& s, int32_t tile, float (&top)[2]) {
+  // negative or too small. Other rows get what they had.
+  __device__ __forceinline__ void take_rare_frames(const Lane& at, Tile& s, int32_t tile, float (&next)[2]) {
     if (Score::kIsPlain && !__all_sync(kAllLanes, fminf(scale_log2[0], scale_log2[1]) >= kSmallest)) {
-      multiply_rows(s, 1);
+      multiply_rows(s, 1, false);
       Base::hide(at, s[0], tile);
     }
     float own[1][2];
     find_max(s, own);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float of_tile = row_max(own[0][r]), exponent = ptx::multiply_up(of_tile, scale_log2[r]);
-      top[r] = fmaxf(max[r], exponent);
-      if (top[r] == -kInfinity) {
+      const float of_tile = row_max(own[0][r]), exponent = of_tile * scale_log2[r], whole = ceilf(exponent);
+      max[r] = fmaxf(max[r], whole);
+      if (max[r] == -kInfinity) {
+        next[r] = max[r];
         offset[r] = 0;
         continue;
       }
-      offset[r] = ptx::add_down(kTop, -top[r]);
-      if (!(fabsf(top[r]) > kLargeMax) || of_tile == -kInfinity) continue;
-      offset[r] = ptx::add_down(kTop, exponent - top[r]);
+      const float least = max[r] - kSpan;
+      next[r] = fmaxf(whole, max[r] >= 0 ? fmaxf(least, 0.0f) : least);
+      offset[r] = kTop - next[r];
+      if (!(fabsf(next[r]) > kLargeMax) || of_tile == -kInfinity) continue;
+      offset[r] = kTop + (exponent - next[r]);
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll

@@ -24,17 +24,7 @@ inline uint32_t pack_e4m3(float a, float b, float c, float d) {
   const auto of = [](float x) { return uint32_t{portable::to_float8(x).bits}; };
   return of(a) | of(b) << 8 | of(c) << 16 | of(d) << 24;
 }
-inline float multiply_up(float a, float b) {
-  const float product = a * b;
-  return static_cast<double>(product) < static_cast<double>(a) * static_cast<double>(b)
-             ? std::nextafter(product, INFINITY)
-             : product;
-}
-inline float add_down(float a, float b) {
-  const float sum = a + b;
-  return static_cast<double>(sum) > static_cast<double>(a) + static_cast<double>(b) ? std::nextafter(sum, -INFINITY)
-                                                                                    : sum;
-}
+inline float round_up(float x) { return std::ceil(x); }
 inline uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
 inline uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) ^ bits; }
 template <class ToFloat>
