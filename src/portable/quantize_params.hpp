@@ -41,11 +41,14 @@ constexpr void fields(const QuantizeConfig& c, const Visit& visit) {
 
 inline constexpr int32_t kMostQuantizedColumns = 1024;
 
-// Neighbouring columns of a row that a lane has, in registers; the lanes of a row.
-constexpr int32_t lane_columns(const QuantizeConfig& c) { return c.columns <= 256 ? 8 : c.columns / 32; }
+// Neighbouring columns of a row that a lane has, in registers; the lanes of a row. Of 16 bits 16 columns are two loads
+// under way in each lane, which memory needs, and finding a row costs a lane as much as some columns do.
+constexpr int32_t lane_columns(const QuantizeConfig& c) { return c.columns <= 512 ? 16 : c.columns / 32; }
 constexpr int32_t row_lanes(const QuantizeConfig& c) { return c.columns / lane_columns(c); }
 // What registers allow.
-constexpr int32_t blocks_per_sm(const QuantizeConfig& c) { return 32 / lane_columns(c); }
+constexpr int32_t blocks_per_sm(const QuantizeConfig& c) {
+  return c.columns > 512 ? 1 : c.vectors && !c.rotates ? 4 : 2;
+}
 // Elements of a row that a lane reads at once.
 constexpr int32_t row_piece(const QuantizeConfig& c) { return c.vectors ? 16 / size_bytes(c.element) : 1; }
 

@@ -1,6 +1,7 @@
 // cuda.quantize and cuda.dequantize in the emulator, as calls on a GPU run them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <vector>
@@ -118,7 +119,9 @@ TEST(EmulatedQuantize, BitsAreThoseOfTheCpu) {
     QuantizeCall call(c);
     ASSERT_EQ(call.run(), TESSELLA_OK) << tessella_last_error();
     ASSERT_EQ(call.run_back("cpu.dequantize"), TESSELLA_OK) << tessella_last_error();
-    ASSERT_EQ(emulated.results(), call.results()) << to_string(c);
+    const std::vector<std::byte> got = emulated.results(), expected = call.results();
+    const auto [at, of_cpu] = std::ranges::mismatch(got, expected);
+    ASSERT_EQ(at - got.begin(), std::ssize(expected)) << "the first byte that differs; " << to_string(c);
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/device/quantize.hpp"
+#include "cuda/device/tile/widened.hpp"
 
 namespace tessella::device {
 
@@ -14,8 +15,10 @@ __device__ __forceinline__ void write_numbers(const QuantizeParams& p, const Row
   const float scale = scale_of(p, r);
   float row[kColumns];
 #pragma unroll
-  for (int i = 0; i < kColumns; ++i) {
-    row[i] = __fmul_rn(portable::number_of(words[i / 4] >> i % 4 * 8 & 0xFF, C.quantized), scale);
+  for (int i = 0; i < N; ++i) {
+    word_to_floats<C.quantized>(words[i], row + 4 * i);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) row[4 * i + j] = __fmul_rn(row[4 * i + j], scale);
   }
   if constexpr (C.hadamard) {
     hadamard(p, t, row);
@@ -53,10 +56,10 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
     uint32_t words[N / 4] = {};
     if constexpr (C.vectors) {
 #pragma unroll
-      for (int i = 0; i < N / 4; i += 2) {
+      for (int i = 0; i < N / 4; i += 4) {
         if (!r.at.exists || t.first_column >= p.head_dim) break;
-        const uint2 two = *reinterpret_cast<const uint2*>(from + 4 * i);
-        words[i] = two.x, words[i + 1] = two.y;
+        const uint4 four = *reinterpret_cast<const uint4*>(from + 4 * i);
+        words[i] = four.x, words[i + 1] = four.y, words[i + 2] = four.z, words[i + 3] = four.w;
       }
     } else {
 #pragma unroll
@@ -81,7 +84,7 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
   constexpr int32_t kAtOnce = portable::kQuantizeThreads / RowLane<C>::kLanes, kWords = kRows / 4;
   const RowLane<C> t(p);
   for (int64_t idx = blockIdx.x; idx < p.entries; idx += gridDim.x) {
-    const Tile tile = tile_at<C>(p, idx);
+    const TransposedTile tile = tile_at<C>(p, idx);
     for (int32_t i = static_cast<int32_t>(threadIdx.x); i < C.columns * kWords; i += portable::kQuantizeThreads) {
       const int32_t column = i / kWords, word = i % kWords;
       uint32_t bits = 0;

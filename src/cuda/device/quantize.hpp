@@ -17,9 +17,13 @@ namespace tessella::device {
 template <QuantizeConfig C, class F>
 __device__ __forceinline__ void for_rows(const QuantizeParams& p, const RowLane<C>& t, F&& f) {
   constexpr int64_t kAtOnce = portable::kQuantizeThreads / RowLane<C>::kLanes;
-  for (int64_t first = blockIdx.x * kAtOnce; first < p.rows; first += gridDim.x * kAtOnce) {
+  RowsInTurn rows(blockIdx.x * kAtOnce + t.row, gridDim.x * kAtOnce, p.heads);
+  for (int64_t first = blockIdx.x * kAtOnce; first < p.rows; first += gridDim.x * kAtOnce, rows.advance()) {
     HeadRow r;
-    if (first + t.row < p.rows) r = head_row(p, first + t.row);
+    if (first + t.row < p.rows) {
+      const int32_t batch = p.tensor_rows.quotient(rows.row());
+      r = {portable::sequence_row(p.tables, batch, rows.row() - batch * p.tensor_rows.value), rows.head(), true};
+    }
     f(r);
   }
 }
@@ -189,14 +193,16 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
     const auto first_head = static_cast<int32_t>(idx - of_batch * p.entry_heads) * heads;
     const int32_t begin = block * p.scale_block.value;
     const int32_t count = min(p.scale_block.value, p.tensor_rows.value - begin) * heads;
-    const auto row_of_entry = [&](int32_t i) -> HeadRow {
+    const RowsInTurn of_entry(t.row, kAtOnce, heads);
+    const auto head_row = [&](const RowsInTurn& rows, int32_t i) -> HeadRow {
       if (i >= count) return {};
-      return {portable::sequence_row(p.tables, batch, begin + i / heads), first_head + i % heads};
+      return {portable::sequence_row(p.tables, batch, begin + rows.row()), first_head + rows.head()};
     };
     float row[RowLane<C>::kColumns];
     uint32_t most = 0;
-    for (int32_t first = 0; first < count; first += kAtOnce) {
-      load_prepared_row(p, t, row_of_entry(first + t.row), row);
+    RowsInTurn rows = of_entry;
+    for (int32_t first = 0; first < count; first += kAtOnce, rows.advance()) {
+      load_prepared_row(p, t, head_row(rows, first + t.row), row);
       most = max(most, largest_magnitude(row));
     }
     most = largest_of_lanes<32>(most);
@@ -207,8 +213,9 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
     __syncthreads();  // before the next entry's
     const float scale = portable::scale_of(most, C.quantized);
     if (threadIdx.x == 0) p.scale[offset_of(p.scale_strides, batch, block, idx - of_batch * p.entry_heads)] = scale;
-    for (int32_t first = 0; first < count; first += kAtOnce) {
-      const HeadRow r = row_of_entry(first + t.row);
+    rows = of_entry;
+    for (int32_t first = 0; first < count; first += kAtOnce, rows.advance()) {
+      const HeadRow r = head_row(rows, first + t.row);
       if constexpr (C.shifts) write_shift(p, t, r);
       load_prepared_row(p, t, r, row);
       store_row(p, t, r, row, scale);
@@ -218,11 +225,11 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
 
 // The tile of a transposed tensor that a block works on: rows [begin, begin + tile_rows()) of one head. p.entries: of
 // tiles, the number.
-struct Tile {
+struct TransposedTile {
   int32_t batch, head, begin;
 };
 template <QuantizeConfig C>
-__device__ __forceinline__ Tile tile_at(const QuantizeParams& p, int64_t idx) {
+__device__ __forceinline__ TransposedTile tile_at(const QuantizeParams& p, int64_t idx) {
   constexpr int32_t kRows = portable::tile_rows(C);
   const int32_t padded =
       (p.tensor_rows.value + portable::kTransposedRows - 1) / portable::kTransposedRows * portable::kTransposedRows;
@@ -244,7 +251,7 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
   constexpr int32_t kAtOnce = portable::kQuantizeThreads / RowLane<C>::kLanes, kWords = kRows / 4;
   const RowLane<C> t(p);
   for (int64_t idx = blockIdx.x; idx < p.entries; idx += gridDim.x) {
-    const Tile tile = tile_at<C>(p, idx);
+    const TransposedTile tile = tile_at<C>(p, idx);
     for (int32_t row = t.row; row < kRows; row += kAtOnce) {
       HeadRow r;
       if (tile.begin + row < p.tensor_rows.value) {

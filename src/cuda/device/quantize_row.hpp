@@ -37,18 +37,36 @@ struct RowLane {
   }
 };
 
-// Row and head of an index below p.rows.
+// A row of a head.
 struct HeadRow {
   SequenceRow at;
   int32_t head = 0;
   bool is_of_tensor = false;  // though maybe of no sequence
 };
-__device__ __forceinline__ HeadRow head_row(const QuantizeParams& p, int64_t idx) {
-  const auto token = static_cast<int32_t>(idx / p.heads);
-  const int32_t batch = p.tensor_rows.quotient(token);
-  return {portable::sequence_row(p.tables, batch, token - batch * p.tensor_rows.value),
-          static_cast<int32_t>(idx - int64_t{token} * p.heads), true};
-}
+
+// Rows of heads that a thread takes one after the other, `step` apart, heads first. Only the first costs a division.
+class RowsInTurn {
+ public:
+  __device__ __forceinline__ RowsInTurn(int64_t first, int64_t step, int32_t heads)
+      : heads_(heads),
+        row_(static_cast<int32_t>(first / heads)),
+        head_(static_cast<int32_t>(first - int64_t{row_} * heads)),
+        rows_(static_cast<int32_t>(step / heads)),
+        rest_(static_cast<int32_t>(step - int64_t{rows_} * heads)) {}
+  __device__ int32_t row() const { return row_; }
+  __device__ int32_t head() const { return head_; }
+  __device__ __forceinline__ void advance() {
+    row_ += rows_;
+    head_ += rest_;
+    if (head_ >= heads_) {
+      head_ -= heads_;
+      ++row_;
+    }
+  }
+
+ private:
+  int32_t heads_, row_, head_, rows_, rest_;
+};
 
 // The thread's columns of a row of x, rotated; zeros of a row that does not exist and behind the last column.
 template <QuantizeConfig C, int N>
@@ -57,13 +75,17 @@ __device__ __forceinline__ void load_rotated_row(const QuantizeParams& p, const 
   constexpr Element kAngles = C.angles_are_f32 ? Element::f32 : C.element;
   constexpr int kPiece = portable::row_piece(C);
   const int64_t from_at = offset_of(p.x_strides, r.at.tensor_batch, r.at.row, r.head);
-  const Angles angles{p.cos, p.sin, r.at.position * p.cos_stride, r.at.position * p.sin_stride};
 #pragma unroll
   for (int i = 0; i < N; i += kPiece) {
     float piece[kPiece] = {};
     if (r.at.exists && t.first_column + i < p.head_dim) {
-      load_rotated<C.element, kAngles, kPiece, C.interleaved>(p.x, from_at, angles, t.first_column + i,
-                                                              C.rotates ? p.rotary_dim : 0, piece);
+      if constexpr (C.rotates) {
+        const Angles angles{p.cos, p.sin, r.at.position * p.cos_stride, r.at.position * p.sin_stride};
+        load_rotated<C.element, kAngles, kPiece, C.interleaved>(p.x, from_at, angles, t.first_column + i, p.rotary_dim,
+                                                                piece);
+      } else {
+        load_piece<C.element>(p.x, from_at + t.first_column + i, piece);
+      }
     }
 #pragma unroll
     for (int j = 0; j < kPiece; ++j) row[i + j] = piece[j];
@@ -189,16 +211,49 @@ __device__ __forceinline__ float scale_of(const QuantizeParams& p, const HeadRow
   return p.scale == nullptr || !r.at.exists ? 1.0f : *scale_at(p, r.at, r.head);
 }
 
+// A row over its scale, as a division of each would round it. A product with the reciprocal is off by a few last bits,
+// and what is missing, exact in one fused product, over the divisor again puts them right (P. Markstein, "Computation
+// of elementary functions on the IBM RISC System/6000", 1990), unless something leaves the range of floats.
+template <int N>
+__device__ __forceinline__ void divide(const float (&row)[N], float scale, float (&quotients)[N]) {
+  constexpr float kMostScale = 0x1p60f, kBeyond = 0x1p20f;  // larger quotients are beyond every number stored
+  const float divisor = portable::divisor_of(scale);
+  if (fabsf(divisor) <= kMostScale) {
+    const float reciprocal = 1.0f / divisor;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float near = fminf(fmaxf(row[i] * reciprocal, -kBeyond), kBeyond);
+      quotients[i] = __fmaf_rn(__fmaf_rn(-near, divisor, row[i]), reciprocal, near);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) quotients[i] = row[i] / divisor;
+  }
+}
+
+// Four quotients as elements of 8 bits.
+template <Element Q>
+__device__ __forceinline__ uint32_t packed(const float* quotients) {
+  if constexpr (ptx::kPacksFloat8) {
+    const uint32_t word =
+        (Q == Element::e4m3 ? ptx::pack_e4m3 : ptx::pack_e5m2)(quotients[0], quotients[1], quotients[2], quotients[3]);
+    // Zeros have no sign: bytes without another bit lose it.
+    constexpr uint32_t kSizes = 0x7F7F7F7F;
+    return word & (((word & kSizes) + kSizes) | kSizes);
+  }
+  uint32_t word = 0;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) word |= portable::quantized(quotients[j], 1.0f, Q) << 8 * j;
+  return word;
+}
+
 // Eight bits for each of the thread's columns, four in a word.
 template <Element Q, int N>
 __device__ __forceinline__ void quantize_columns(const float (&row)[N], float scale, uint32_t (&words)[N / 4]) {
-  const float divisor = portable::divisor_of(scale);
+  float quotients[N];
+  divide(row, scale, quotients);
 #pragma unroll
-  for (int i = 0; i < N / 4; ++i) {
-    words[i] = 0;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) words[i] |= portable::quantized(row[4 * i + j], divisor, Q) << 8 * j;
-  }
+  for (int i = 0; i < N / 4; ++i) words[i] = packed<Q>(quotients + 4 * i);
 }
 
 template <QuantizeConfig C, int N>
@@ -211,8 +266,8 @@ __device__ __forceinline__ void store_row(const QuantizeParams& p, const RowLane
   if constexpr (C.vectors) {
     if (t.first_column >= p.head_dim) return;
 #pragma unroll
-    for (int i = 0; i < N / 4; i += 2) {
-      *reinterpret_cast<uint2*>(into + t.first_column + 4 * i) = {words[i], words[i + 1]};
+    for (int i = 0; i < N / 4; i += 4) {
+      *reinterpret_cast<uint4*>(into + t.first_column + 4 * i) = {words[i], words[i + 1], words[i + 2], words[i + 3]};
     }
   } else {
 #pragma unroll

@@ -71,20 +71,6 @@ __device__ __forceinline__ int64_t offset(const OperandParams& t, int64_t batch_
   return batch_idx * t.batch_stride + row_idx * t.row_stride + head * t.head_stride;
 }
 
-// Four elements of 8 bits in a word, in their order.
-template <Element E>
-__device__ __forceinline__ void word_to_floats(uint32_t word, float* values) {
-  if constexpr (E == Element::e5m2) {  // the upper half of f16
-#pragma unroll
-    for (int i = 0; i < 4; ++i) values[i] = ptx::f16_to_float(static_cast<uint16_t>((word >> i * 8 & 0xFF) << 8));
-  } else {
-    uint32_t floats[4];
-    widen_to_floats<E, ptx::kWidensFloat8>(word, floats);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) values[i] = __uint_as_float(floats[i]);
-  }
-}
-
 // One row; from_at and into_at: of its first elements.
 template <WidenConfig C>
 __device__ __forceinline__ void widen_row(const WidenTensor& t, int64_t from_at, int64_t into_at, float scale,

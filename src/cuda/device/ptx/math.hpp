@@ -71,18 +71,31 @@ __device__ __forceinline__ uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) 
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
   return sum;
 }
-// Four floats rounded to nearest even in e4m3, the first in the lowest byte; what is beyond 448 becomes 448. sm_89 and
-// later.
+// Four floats rounded to nearest even in 8 bits, the first in the lowest byte; what is beyond the largest number, 448
+// of e4m3 and 57344 of e5m2, becomes that number. sm_89 and later.
+#if __CUDA_ARCH__ >= 890
+inline constexpr bool kPacksFloat8 = true;
+#define TESSELLA_PACK(type)                                                        \
+  asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite." type                            \
+      "x2.f32 low, %2, %1;\n"                                                      \
+      "cvt.rn.satfinite." type "x2.f32 high, %4, %3;\nmov.b32 %0, {low, high};\n}" \
+      : "=r"(packed)                                                               \
+      : "f"(a), "f"(b), "f"(c), "f"(d))
+#else
+inline constexpr bool kPacksFloat8 = false;
+#define TESSELLA_PACK(type)
+#endif
 __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d) {
   uint32_t packed = 0;
-#if __CUDA_ARCH__ >= 890
-  asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "mov.b32 %0, {low, high};\n}"
-      : "=r"(packed)
-      : "f"(a), "f"(b), "f"(c), "f"(d));
-#endif
+  TESSELLA_PACK("e4m3");
   return packed;
 }
+__device__ __forceinline__ uint32_t pack_e5m2(float a, float b, float c, float d) {
+  uint32_t packed = 0;
+  TESSELLA_PACK("e5m2");
+  return packed;
+}
+#undef TESSELLA_PACK
 // Converts the two lower bytes, fp8 e4m3, to a pair of f16, exactly.
 #if __CUDA_ARCH__ >= 890
 inline constexpr bool kWidensFloat8 = true;

@@ -63,6 +63,20 @@ __device__ __forceinline__ void widen_to_floats(uint32_t word, uint32_t (&floats
   }
 }
 
+// Four elements of 8 bits in a word, in their order.
+template <Element E>
+__device__ __forceinline__ void word_to_floats(uint32_t word, float* values) {
+  if constexpr (E == Element::e5m2) {  // the upper half of f16
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values[i] = ptx::f16_to_float(static_cast<uint16_t>((word >> i * 8 & 0xFF) << 8));
+  } else {
+    uint32_t floats[4];
+    widen_to_floats<E, ptx::kWidensFloat8>(word, floats);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values[i] = __uint_as_float(floats[i]);
+  }
+}
+
 template <Element E, Element C, bool HasInstruction = ptx::kWidensFloat8>
 __device__ __forceinline__ void widen(uint32_t word, uint32_t (&pairs)[widened_words(E, C)]) {
   static_assert(portable::is_of_caches(C) && !portable::is_quantized(E));

@@ -20,10 +20,15 @@ inline uint32_t pack_f16(float low, float high) {
   return portable::to_float16(low).bits | static_cast<uint32_t>(portable::to_float16(high).bits) << 16;
 }
 inline float f16_to_float(uint16_t bits) { return portable::to_float(portable::Float16{bits}); }
-inline uint32_t pack_e4m3(float a, float b, float c, float d) {
-  const auto of = [](float x) { return uint32_t{portable::to_float8(x).bits}; };
+// A NaN becomes the one without a sign (PTX ISA, cvt).
+template <class ToFloat8>
+uint32_t pack_float8(const ToFloat8& to_float8, float a, float b, float c, float d) {
+  const auto of = [&](float x) { return std::isnan(x) ? 0x7Fu : uint32_t{to_float8(x).bits}; };
   return of(a) | of(b) << 8 | of(c) << 16 | of(d) << 24;
 }
+inline uint32_t pack_e4m3(float a, float b, float c, float d) { return pack_float8(portable::to_float8, a, b, c, d); }
+inline constexpr bool kPacksFloat8 = true;
+inline uint32_t pack_e5m2(float a, float b, float c, float d) { return pack_float8(portable::to_e5m2, a, b, c, d); }
 inline float round_up(float x) { return std::ceil(x); }
 inline uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
 inline uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) ^ bits; }
