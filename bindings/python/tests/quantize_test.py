@@ -1,5 +1,8 @@
 """tessella.quantize and dequantize on NumPy's arrays: elements, scales, what undoes them, errors."""
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tessella
@@ -179,3 +182,11 @@ def test_attention_of_quantised_caches():
     got = tessella.attention(q, k8, v8, k_scale=k_scale, v_scale=v_scale, scale_block=1)
     want = tessella.attention(q, tessella.dequantize(k8, k_scale), tessella.dequantize(v8, v_scale))
     np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_the_example():
+    path = Path(__file__).resolve().parents[3] / "examples/fp8.py"
+    spec = importlib.util.spec_from_file_location("fp8", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.main() == 0
