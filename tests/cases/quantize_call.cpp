@@ -104,6 +104,41 @@ QuantizeCase random_quantize(const std::string& kernel, uint64_t seed) {
   return c;
 }
 
+QuantizeCase random_quantize_of_few(const std::string& kernel, uint64_t seed) {
+  QuantizeCase c = random_quantize(kernel, seed);
+  const QuantizeCase kinds[] = {{.dtype = TESSELLA_BF16, .head_dim = 128},
+                                {.dtype = TESSELLA_F32,
+                                 .out_dtype = TESSELLA_F8E5M2,
+                                 .head_dim = 64,
+                                 .hadamard = true,
+                                 .smooth = true,
+                                 .rotary_dim = 32},
+                                {.dtype = TESSELLA_BF16,
+                                 .head_dim = 96,
+                                 .hadamard = true,
+                                 .heads_mean = 1,
+                                 .rotary_dim = 96,
+                                 .interleaved = true},
+                                {.dtype = TESSELLA_F16, .out_dtype = TESSELLA_F8E5M2, .head_dim = 100, .smooth = true}};
+  const QuantizeCase& kind = kinds[seed % 4];
+  c.dtype = kind.dtype;
+  c.out_dtype = kind.out_dtype;
+  c.head_dim = kind.head_dim;
+  c.hadamard = kind.hadamard;
+  c.smooth = kind.smooth;
+  c.heads_mean = kind.heads_mean;
+  c.rotary_dim = kind.rotary_dim;
+  c.interleaved = kind.interleaved;
+  c.f32_angles = true;
+  c.extremes = c.extremes && seed % 4 == 0;
+  if (seed % 4 != 3) {
+    c.offset = 0;
+    c.gap = c.gap / 16 * 16;
+  }
+  c.plan = false;
+  return c;
+}
+
 QuantizeCall::QuantizeCall(const QuantizeCase& c) : c_(c) {
   Random random(c.seed + 1000);
   cu_.assign(static_cast<size_t>(c.batch) + 1, 0);

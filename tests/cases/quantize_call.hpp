@@ -44,6 +44,9 @@ struct QuantizeCase {
 std::string to_string(const QuantizeCase& c);
 
 QuantizeCase random_quantize(const std::string& kernel, uint64_t seed);
+// Kernels of a GPU have many configurations, of which these cases take few: rows that go through nothing, and three
+// that go through other steps, in vectors and element by element.
+QuantizeCase random_quantize_of_few(const std::string& kernel, uint64_t seed);
 
 // Immovable: the structs point into it.
 class QuantizeCall {

@@ -53,46 +53,9 @@ std::string dequantize(QuantizeCall& call) {
                    call.data().seed);
 }
 
-// Kernels have many configurations, of which random cases are to take few: rows that go through nothing, and three that
-// go through other steps, in vectors and element by element.
-QuantizeCase few_kernels(uint64_t seed) {
-  QuantizeCase c = random_quantize("", seed);
-  const QuantizeCase kinds[] = {{.dtype = TESSELLA_BF16, .head_dim = 128},
-                                {.dtype = TESSELLA_F32,
-                                 .out_dtype = TESSELLA_F8E5M2,
-                                 .head_dim = 64,
-                                 .hadamard = true,
-                                 .smooth = true,
-                                 .rotary_dim = 32},
-                                {.dtype = TESSELLA_BF16,
-                                 .head_dim = 96,
-                                 .hadamard = true,
-                                 .heads_mean = 1,
-                                 .rotary_dim = 96,
-                                 .interleaved = true},
-                                {.dtype = TESSELLA_F16, .out_dtype = TESSELLA_F8E5M2, .head_dim = 100, .smooth = true}};
-  const QuantizeCase& kind = kinds[seed % 4];
-  c.dtype = kind.dtype;
-  c.out_dtype = kind.out_dtype;
-  c.head_dim = kind.head_dim;
-  c.hadamard = kind.hadamard;
-  c.smooth = kind.smooth;
-  c.heads_mean = kind.heads_mean;
-  c.rotary_dim = kind.rotary_dim;
-  c.interleaved = kind.interleaved;
-  c.f32_angles = true;
-  c.extremes = c.extremes && seed % 4 == 0;
-  if (seed % 4 != 3) {
-    c.offset = 0;
-    c.gap = c.gap / 16 * 16;
-  }
-  c.plan = false;
-  return c;
-}
-
 TEST(EmulatedQuantize, RandomCases) {
   for (uint64_t seed = 1; seed <= 200; ++seed) {
-    const QuantizeCase c = few_kernels(seed);
+    const QuantizeCase c = random_quantize_of_few("", seed);
     QuantizeCall call(c);
     call.remember();
     ASSERT_EQ(quantize(call), "") << to_string(c);
@@ -108,7 +71,7 @@ TEST(EmulatedQuantize, RandomCases) {
 // Elements, scales, means, shifts and numbers.
 TEST(EmulatedQuantize, BitsAreThoseOfTheCpu) {
   for (uint64_t seed = 1; seed <= 160; ++seed) {
-    QuantizeCase c = few_kernels(seed);
+    QuantizeCase c = random_quantize_of_few("", seed);
     QuantizeCall emulated(c);
     emulated.remember();
     ASSERT_EQ(quantize(emulated), "") << to_string(c);
@@ -175,7 +138,7 @@ int32_t hostile(Random& random) {
 // Whatever tables hold, nothing but elements of outputs is written, and nothing outside is read.
 TEST(EmulatedQuantize, HostileTables) {
   for (uint64_t seed = 1; seed <= 300; ++seed) {
-    QuantizeCase c = few_kernels(seed);
+    QuantizeCase c = random_quantize_of_few("", seed);
     c.guard = seed % 2 == 0;
     QuantizeCall call(c);
     const core::QuantizeArguments arguments = api::read(&call.args(), call.options(), "emulated", nullptr);
