@@ -127,11 +127,11 @@ typedef struct tessella_tensor {
  *   q              (batch, seqlen_q, heads_q, head_dim_qk), f64, f32, bf16 or f16   also f8e4m3fn and f8e5m2, beside k
  *                  and v of the same dtype; no kernel computes q of i8 or i4
  *   k, v           (batch, seqlen_kv, heads_kv, head_dim_qk or head_dim_v)   heads_kv divides heads_q; each has a dtype
- *                  of q's list of its own. Kernels take that of q, and for few queries some take caches of f8e4m3fn, i8
- *                  and i4 (k and v alike) beside q of f32, bf16 or f16. v may be the first columns of k
+ *                  of q's list of its own. Kernels take that of q; some take f8e4m3fn, i8 and i4 (k and v alike) beside
+ *                  q of f32, bf16 or f16. v may be the first columns of k
  *   out            (batch, seqlen_q, heads_q, head_dim_v), dtype of q, or f32   it shares no byte with an input, so
  *                  views of one buffer may lie between each other. For q of 8 or 4 bits also bf16 and f16; f8e4m3fn and
- *                  f8e5m2 for any q; no kernel writes these yet
+ *                  f8e5m2 for any q
  *   lse            (batch, heads_q, seqlen_q), packed (heads_q, total_q), f32 (f64 allowed for f64 inputs)   natural
  *                  logarithm of the softmax's sum, sink included; -inf for a row that sees no key
  *   q_scale, k_scale, v_scale   (batch or page, ceil(rows / scale_block), heads), f32   factors on q, k and v; each

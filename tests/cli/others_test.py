@@ -142,7 +142,8 @@ class Others(CliTest):
         for arguments, saying in [
             (["--data", "x"], "--data is 'x', expected some of normal, outliers, mean-1, needle-5, needle-50"),
             (["--head-dim", "20"], "--head-dim is 20, expected a multiple of 16"),
-            (["--file", SAMPLE, "--seqlen", "1k"], "--file says data and sizes"),
+            (["--file", SAMPLE, "--seqlen", "1k"], "--file is given, expected no --data"),
+            (["--data", "normal,x"], "--data is 'x', expected some of normal"),
             (["--json", "--csv"], "expected one"),
         ]:
             self.expect_error("bench", "fp8-error", *arguments, saying=saying)

@@ -87,9 +87,33 @@ TEST(EmulatedF8, Outliers) {
 
 // Scores of the first tile lie exponents of 2 above all others', which have values of 1 beside its 0: with frames of
 // the row's maximum they would be lost, and with frames of their own tile alone out would be infinite.
+TEST(EmulatedF8, NegativeFactors) {
+  for (const bool of_keys : {false, true}) {
+    for (const char* scale : {"h", "bh", "th"}) {
+      Case c = base(64, 64);
+      c.heads_kv = 2;
+      c.q_scale = c.kv_scale = scale;
+      c.window_right = 0;
+      Call call(c);
+      const tessella_tensor& scales = of_keys ? *call.args().k_scale : *call.args().q_scale;
+      auto* factors = static_cast<float*>(scales.data);
+      for (int64_t i = 0; i < scales.shape[0] * scales.shape[1] * scales.shape[2]; i += 2) factors[i] = -factors[i];
+      ASSERT_EQ(run_recipe(call, cuda::forward_f8_sm90_recipe, 0, 1), "");
+      EXPECT_EQ(call.check(), "") << to_string(c);
+    }
+  }
+}
+
+// Scores of the first tile lie exponents of 2 above all others', which have values of 1 beside its 0: with frames of
+// the row's maximum they would be lost, and with frames of their own tile alone out would be infinite.
 TEST(EmulatedF8, TilesFarBelowTheMaximum) {
   constexpr int64_t kKeys = 1280, kHeadDim = 64;
-  for (const auto& [key, exponent] : {std::pair{uint8_t{0x5A}, 20}, {uint8_t{0x7C}, 384}}) {
+  // Exponents of the key at 7 and of all others.
+  struct Scores {
+    uint8_t key, others;
+    int lag;
+  };
+  for (const auto& [key, others, lag] : {Scores{0x5A, 0, 20}, {0x7C, 0, 384}, {0, 0xD9, 18}, {0xC8, 0xDC, 20}}) {
     Case c = base(kHeadDim, kHeadDim);
     c.out_dtype = "f32";
     c.q_scale = c.kv_scale = "";
@@ -106,12 +130,14 @@ TEST(EmulatedF8, TilesFarBelowTheMaximum) {
     };
     constexpr uint8_t kOne = 0x38;
     fill(*call.args().q, [](int64_t, int64_t d) { return d == 5 ? kOne : uint8_t{0}; });
-    fill(*call.args().k, [&, of_key = key](int64_t i, int64_t d) { return i == 7 && d == 5 ? of_key : uint8_t{0}; });
+    fill(*call.args().k, [&, of_key = key, of_others = others](int64_t i, int64_t d) {
+      return d != 5 ? uint8_t{0} : i == 7 ? of_key : of_others;
+    });
     fill(*call.args().v, [](int64_t i, int64_t) { return i >= 128 ? kOne : uint8_t{0}; });
     ASSERT_EQ(run_recipe(call, cuda::forward_f8_sm90_recipe, 0, 1), "");
-    const double expected = (kKeys - 128) * std::exp2(-exponent);
+    const double expected = (kKeys - 128) * std::exp2(-lag);
     const auto* out = static_cast<const float*>(call.args().out->data);
-    for (int64_t i = 0; i < 3 * kHeadDim; ++i) ASSERT_NEAR(out[i], expected, 0.01 * expected + 1e-30) << exponent;
+    for (int64_t i = 0; i < 3 * kHeadDim; ++i) ASSERT_NEAR(out[i], expected, 0.01 * expected + 1e-30) << lag;
   }
 }
 

@@ -85,7 +85,7 @@ std::vector<Array> BackwardFiles::prepare(const AttendInputs& inputs, Call& call
   const tessella_backward_args none = TESSELLA_BACKWARD_ARGS_INIT;
   call.backward = none;
   const tessella_dtype of_q = call.args.q->dtype;
-  const tessella_dtype of_out = call.options.out_dtype == TESSELLA_DTYPE_DEFAULT ? of_q : call.options.out_dtype;
+  const tessella_dtype of_out = out_dtype_of(call, of_q);
   Array& from = call.set(&tessella_backward_args::d_out,
                          with_contiguous_rows(read_as("--backward", d_out, call, {of_out, of_q})));
   swap_layout(inputs.layout, from.tensor);

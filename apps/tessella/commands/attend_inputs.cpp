@@ -130,9 +130,8 @@ void check_operand(const char* name, const Array& array) {
     throw InputError(fmt::format("{}: {} has elements of type {} without --kv-dtype, expected it to say what they are",
                                  array.source, name, array.file_type));
   }
-  const bool is_float8 = tensor.dtype == TESSELLA_F8E4M3FN || tensor.dtype == TESSELLA_F8E5M2;
   const bool is_integer = tensor.dtype == TESSELLA_I8 || tensor.dtype == TESSELLA_I4;
-  if (!is_float(tensor.dtype) && !is_float8 && (!is_integer || name == std::string_view("q"))) {
+  if (!is_float(tensor.dtype) && !is_float8(tensor.dtype) && (!is_integer || name == std::string_view("q"))) {
     const bool is_raw = tensor.dtype == TESSELLA_DTYPE_DEFAULT && array.element_bytes == 2;
     throw InputError(fmt::format("{}: {} has elements of type {}, expected a float{}", array.source, name,
                                  array.file_type, is_raw ? "; raw bf16 wants --dtype bf16" : ""));
@@ -197,7 +196,7 @@ Array allocate_like(const std::string& name, Layout layout, const tessella_tenso
 
 tessella_dtype out_dtype_of(const Call& call, tessella_dtype of_q) {
   if (call.options.out_dtype != TESSELLA_DTYPE_DEFAULT) return call.options.out_dtype;
-  return of_q == TESSELLA_F8E4M3FN || of_q == TESSELLA_F8E5M2 ? TESSELLA_BF16 : of_q;
+  return is_float8(of_q) ? TESSELLA_BF16 : of_q;
 }
 
 Array allocate_out(Layout layout, Call& call) {

@@ -88,7 +88,7 @@ std::vector<int64_t> parse_pages(const std::string& string) {
 
 tessella_dtype q_dtype_named(const std::string& name) {
   const std::string_view spelled = short_name(name);
-  if (spelled == "i4" || spelled == "i8" || spelled == "f8e4m3fn") {
+  if (spelled == "i4" || spelled == "i8" || spelled.starts_with("f8")) {
     throw InputError(
         fmt::format("--dtype is '{}', expected some of f64, f32, bf16, f16; caches have --kv-dtype", name));
   }

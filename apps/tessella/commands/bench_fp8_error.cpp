@@ -60,6 +60,7 @@ std::string rounded(const Json& value) { return fmt::format("{:.3g}", value.numb
 Table make_table() {
   return {{{"data", "data", {}, true},
            {"seqlen", "seqlen", {}},
+           {"queries", "queries", {}},
            {"head_dim", "head_dim", {}},
            {"dtype", "dtype", {}, true},
            {"scale", "scale", {}, true},
@@ -76,35 +77,40 @@ void measure(const std::string& data, const Fp8Inputs& inputs, const Placement& 
              Table& table) {
   const std::vector<double> exact = exact_out(inputs);
   const double size = root_mean_square(exact, std::vector<double>(exact.size()));
-  double of_tensor = 0;
+  const auto over = [](double error, double of) { return of > 0 ? Json(error / of) : Json(); };
+  double of_tensor = -1;
   for (const Fp8Scheme& scheme : list_schemes()) {
     const Fp8Result result = run_scheme(scheme, inputs, placement, seed);
     const double error = root_mean_square(result.out, exact);
     const bool is_fp8 = !scheme.scale.empty();
-    if (is_fp8 && of_tensor == 0) of_tensor = error;
+    if (is_fp8 && of_tensor < 0) of_tensor = error;
     table.rows.push_back({{"data", data},
                           {"seqlen", inputs.k.tensor.shape[1]},
+                          {"queries", inputs.q.tensor.shape[1]},
                           {"head_dim", inputs.k.tensor.shape[3]},
                           {"dtype", is_fp8 ? "f8e4m3fn" : "bf16"},
                           {"scale", is_fp8 ? Json(scheme.scale) : Json()},
                           {"hadamard", scheme.hadamard ? "yes" : "no"},
                           {"kernel", result.kernel},
                           {"rmse", error},
-                          {"relative", error / size},
-                          {"of_tensor", is_fp8 ? Json(error / of_tensor) : Json()}});
+                          {"relative", over(error, size)},
+                          {"of_tensor", is_fp8 ? over(error, of_tensor) : Json()}});
   }
 }
 
 int bench_fp8_error(const Settings& settings, bool has_sizes) {
   if (settings.json && settings.csv) throw InputError("--json and --csv are both given, expected one");
   if (has_sizes && !settings.file.empty())
-    throw InputError("--file says data and sizes but --queries, which are given");
+    throw InputError(
+        "--file is given, expected no --data, --seqlen, --heads or --head-dim beside it: the file says them");
   const uint64_t seed = parse_unsigned("--seed", settings.seed);
   const int64_t queries = parse_integer_between("--queries", settings.queries, 1, 1 << 20);
   const int64_t heads = parse_integer_between("--heads", settings.heads, 1, 1 << 10);
   const int64_t head_dim = parse_integer_between("--head-dim", settings.head_dim, 1, 1 << 10);
   if (head_dim % 16 != 0) throw InputError(fmt::format("--head-dim is {}, expected a multiple of 16", head_dim));
   const std::vector<int64_t> lengths = parse_sizes("--seqlen", settings.seqlen);
+  const std::vector<std::string> names = split(settings.data, ',');
+  for (const std::string& name : names) check_fp8_data("--data", name);
   const Placement placement = parse_placement(settings.device);
   if (placement.gpu) Gpu::open(*placement.gpu);
   Table table = make_table();
@@ -113,7 +119,7 @@ int bench_fp8_error(const Settings& settings, bool has_sizes) {
     if (!settings.file.empty()) {
       measure("file", read_fp8_inputs(settings.file, queries), placement, seed, table);
     } else {
-      for (const std::string& data : split(settings.data, ',')) {
+      for (const std::string& data : names) {
         for (const int64_t seqlen : lengths) {
           progress.show(fmt::format("{}, seqlen {}", data, seqlen));
           measure(data, random_fp8_inputs(data, {queries, seqlen, heads, head_dim}, seed), placement, seed, table);
@@ -122,7 +128,6 @@ int bench_fp8_error(const Settings& settings, bool has_sizes) {
     }
   }
   Json about = about_run("bench fp8-error");
-  about["queries"] = queries;
   about["seed"] = seed;
   print_table(table, settings.json ? TableFormat::json : settings.csv ? TableFormat::csv : TableFormat::text, about);
   return kDone;

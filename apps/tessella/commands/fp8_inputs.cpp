@@ -53,12 +53,16 @@ const std::vector<Fp8Data>& fp8_data() {
   return kData;
 }
 
-Fp8Inputs random_fp8_inputs(const std::string& name, const Fp8Sizes& sizes, uint64_t seed) {
-  if (std::ranges::none_of(fp8_data(), [&](const Fp8Data& data) { return name == data.name; })) {
-    std::string names;
-    for (const Fp8Data& data : fp8_data()) names += fmt::format("{}{}", names.empty() ? "" : ", ", data.name);
-    throw InputError(fmt::format("--data is '{}', expected some of {}", name, names));
+void check_fp8_data(std::string_view what, const std::string& name) {
+  std::string names;
+  for (const Fp8Data& data : fp8_data()) {
+    if (name == data.name) return;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", data.name);
   }
+  throw InputError(fmt::format("{} is '{}', expected some of {}", what, name, names));
+}
+
+Fp8Inputs random_fp8_inputs(const std::string& name, const Fp8Sizes& sizes, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::normal_distribution<float> normal;
   std::bernoulli_distribution is_outlier(0.001);
@@ -92,8 +96,17 @@ Fp8Inputs read_fp8_inputs(const std::string& file, int64_t queries) {
           fmt::format("{}: has shape {}, expected (1, seqlen, heads, head_dim)", file, shape_string(*tensor)));
     }
   }
-  if (call.args.q->shape[2] != call.args.k->shape[2])
-    throw InputError(fmt::format("{}: expected as many heads of k as of q", file));
+  const auto expect_same = [&](const char* name, const tessella_tensor& tensor, const char* axis, int at,
+                               const tessella_tensor& other, const char* of) {
+    if (tensor.shape[at] == other.shape[at]) return;
+    throw InputError(
+        fmt::format("{}: {} has {} {}, expected {} as {}", file, name, axis, tensor.shape[at], other.shape[at], of));
+  };
+  expect_same("k", *call.args.k, "heads", 2, *call.args.q, "q");
+  expect_same("k", *call.args.k, "head_dim", 3, *call.args.q, "q");
+  expect_same("v", *call.args.v, "seqlen", 1, *call.args.k, "k");
+  expect_same("v", *call.args.v, "heads", 2, *call.args.q, "q");
+  expect_same("v", *call.args.v, "head_dim", 3, *call.args.q, "q");
   const int64_t first = std::max<int64_t>(0, call.args.q->shape[1] - queries);
   return {rounded("q", *call.args.q, first), rounded("k", *call.args.k, 0), rounded("v", *call.args.v, 0)};
 }

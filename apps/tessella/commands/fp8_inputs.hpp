@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "files/array.hpp"
@@ -25,7 +26,10 @@ struct Fp8Data {
 };
 const std::vector<Fp8Data>& fp8_data();
 
-// Random numbers of that name; InputError for another.
+// InputError if there are none of that name.
+void check_fp8_data(std::string_view what, const std::string& name);
+
+// Random numbers of that name.
 Fp8Inputs random_fp8_inputs(const std::string& name, const Fp8Sizes& sizes, uint64_t seed);
 // q, k and v of a file, rounded to bf16; the last `queries` rows of q.
 Fp8Inputs read_fp8_inputs(const std::string& file, int64_t queries);

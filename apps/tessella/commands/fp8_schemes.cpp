@@ -4,6 +4,9 @@
 #include <cmath>
 #include <deque>
 #include <limits>
+#include <span>
+#include <tuple>
+#include <utility>
 
 #include "files/conversion.hpp"
 

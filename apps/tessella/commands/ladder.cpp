@@ -21,7 +21,7 @@ namespace {
 constexpr const char* kExamples =
     R"(From standard attention to FlashDecoding++ and this machine's kernels, over one problem. Passes: how often each score is
 produced or read. Moved: bytes between memory and the tile that is worked on. Extra: memory beyond inputs and outputs.
-Error: largest difference from the float64 reference, over sampled rows. Beside bf16 and f16 the kernels of 8 bits are shown.
+Error: largest difference from the float64 reference, over sampled rows. Beside a forward of bf16 or f16 the kernels of 8 bits are shown.
 
 Examples:
   tessella ladder

@@ -89,6 +89,9 @@ Parsed parse(const Settings& settings) {
   }
   if (!settings.dtype.empty()) parsed.dtype = parse_dtype("--dtype", settings.dtype);
   if (!settings.out_dtype.empty()) parsed.out_dtype = parse_float_dtype("--out-dtype", settings.out_dtype);
+  if (is_float8(parsed.out_dtype)) {
+    throw InputError(fmt::format("--out-dtype is '{}', expected f64, f32, bf16 or f16", settings.out_dtype));
+  }
   if (!settings.check.empty()) parsed.check_rows = parse_integer_between("--check", settings.check, 0, INT64_MAX);
   settings.results.check_writable();
   for (const std::string& file : settings.files) settings.results.check_is_none(file);

@@ -74,7 +74,7 @@ Parsed parse(const Settings& settings) {
   if (settings.layout != "bshd" && settings.layout != "bhsd") {
     throw InputError(fmt::format("--layout is '{}', expected bshd or bhsd", settings.layout));
   }
-  if (parsed.to != TESSELLA_F8E4M3FN && parsed.to != TESSELLA_F8E5M2) {
+  if (!is_float8(parsed.to)) {
     throw InputError(fmt::format("--to is '{}', expected f8e4m3fn or f8e5m2", settings.to));
   }
   if (!settings.dtype.empty()) parsed.dtype = parse_dtype("--dtype", settings.dtype);

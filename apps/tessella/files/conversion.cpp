@@ -12,7 +12,6 @@
 namespace tessella::cli {
 namespace {
 
-bool is_float8(tessella_dtype dtype) { return dtype == TESSELLA_F8E4M3FN || dtype == TESSELLA_F8E5M2; }
 bool is_integer(tessella_dtype dtype) {
   return dtype == TESSELLA_I32 || dtype == TESSELLA_I64 || dtype == TESSELLA_U8 || dtype == TESSELLA_I8;
 }

@@ -67,6 +67,7 @@ uint16_t float_to_half(float value) {
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   const float magnitude = std::fabs(value);
   if (std::isnan(value)) return sign | 0x7E00;
+  if (magnitude == 0) return sign;
   if (magnitude >= 65520.f) return sign | 0x7C00;
   int exponent = 0;
   std::frexp(magnitude, &exponent);
@@ -82,6 +83,7 @@ uint8_t float_to_float8(float value, int mantissa_bits, int least_unit, float la
   const auto sign = static_cast<uint8_t>(std::signbit(value) ? 0x80 : 0);
   if (std::isnan(value)) return sign | 0x7F;
   const float magnitude = std::min(std::fabs(value), largest);
+  if (magnitude == 0) return sign;
   int exponent = 0;
   std::frexp(magnitude, &exponent);
   const int unit = std::max(exponent - mantissa_bits - 1, least_unit);
@@ -139,6 +141,8 @@ std::string dtype_name(tessella_dtype dtype) {
 bool is_float(tessella_dtype dtype) {
   return dtype == TESSELLA_F64 || dtype == TESSELLA_F32 || dtype == TESSELLA_BF16 || dtype == TESSELLA_F16;
 }
+
+bool is_float8(tessella_dtype dtype) { return dtype == TESSELLA_F8E4M3FN || dtype == TESSELLA_F8E5M2; }
 
 void load_elements(const void* data, tessella_dtype dtype, int64_t first, int64_t stride, int64_t count,
                    double* values) {

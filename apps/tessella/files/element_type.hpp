@@ -28,7 +28,8 @@ const ElementType* find_element_type_by_safetensors(std::string_view name);
 
 std::string dtype_name(tessella_dtype dtype);
 
-bool is_float(tessella_dtype dtype);  // f64, f32, bf16 or f16
+bool is_float(tessella_dtype dtype);   // f64, f32, bf16 or f16
+bool is_float8(tessella_dtype dtype);  // f8e4m3fn or f8e5m2
 
 // Elements first, first + stride, ... as doubles.
 void load_elements(const void* data, tessella_dtype dtype, int64_t first, int64_t stride, int64_t count,

@@ -186,6 +186,7 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
   constexpr int32_t kAtOnce = portable::kQuantizeThreads / RowLane<C>::kLanes, kWarps = portable::kQuantizeThreads / 32;
   const RowLane<C> t(p);
   const int32_t heads = p.heads / p.entry_heads;  // of an entry
+  const RowsInTurn of_entry(t.row, kAtOnce, heads);
   for (int64_t idx = blockIdx.x; idx < p.entries; idx += gridDim.x) {
     const int64_t of_batch = idx / p.entry_heads;
     const auto batch = static_cast<int32_t>(of_batch / p.entry_blocks);
@@ -193,7 +194,6 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
     const auto first_head = static_cast<int32_t>(idx - of_batch * p.entry_heads) * heads;
     const int32_t begin = block * p.scale_block.value;
     const int32_t count = min(p.scale_block.value, p.tensor_rows.value - begin) * heads;
-    const RowsInTurn of_entry(t.row, kAtOnce, heads);
     const auto head_row = [&](const RowsInTurn& rows, int32_t i) -> HeadRow {
       if (i >= count) return {};
       return {portable::sequence_row(p.tables, batch, begin + rows.row()), first_head + rows.head()};

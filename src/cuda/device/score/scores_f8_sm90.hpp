@@ -3,9 +3,9 @@
 // The rule for P: every key tile has a frame for each row, a power of two that becomes 256. It is the tile's maximum,
 // rounded up, so no probability is beyond 256 of e4m3's 448, however scores jump; but no frame is more than kSpan
 // exponents below the row's maximum so far, so that out in a low frame stays finite. Probabilities are rounded to
-// nearest even: what is below 2^-18 of its frame becomes 0. So a tile keeps its weight beside a far larger one, and
-// frames differ by powers of two, so that out and sums move between them without an error. Sums, and so lse, are of
-// probabilities before rounding. A row's result depends on that row alone.
+// nearest even: what is below 2^-18 of its frame becomes 0. So a tile keeps its weight beside a far larger one. Frames
+// differ by powers of two, with which out and sums move between them. Sums, and so lse, are of probabilities before
+// rounding. A row's result depends on that row alone.
 #pragma once
 
 #include "cuda/device/score/scores_sm90.hpp"
@@ -68,19 +68,25 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
 
   // Finds the frames of a tile's scores. factor: from those of the tile before.
   __device__ __forceinline__ void take_frames(const Lane& at, Tile& s, int32_t tile, float (&factor)[2]) {
-    float next[2];
+    float next[2], top[2];
     bool serves = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      // lane_max() returns -inf for a lane of negative scores. No frame is negative where the row's maximum is not.
+      // lane_max() returns -inf for a lane of negative scores. A tile of such a row serves where the frame is one of
+      // those that the row's maximum leaves.
       const float of_tile = ptx::round_up(row_max(lane_max(s[0], r) * scale_log2[r]));
-      max[r] = fmaxf(max[r], of_tile);
-      serves = serves && max[r] >= 0 && max[r] <= kLargeMax && scale_log2[r] >= kSmallest;
-      next[r] = fmaxf(of_tile, fmaxf(max[r] - kSpan, 0.0f));
+      top[r] = fmaxf(max[r], of_tile);
+      const float least = top[r] - kSpan;
+      serves = serves && fmaxf(of_tile, least) >= 0 && top[r] <= kLargeMax && scale_log2[r] >= kSmallest;
+      next[r] = fmaxf(of_tile, least);
       offset[r] = kTop - next[r];
     }
-    if (!__all_sync(kAllLanes, serves)) [[unlikely]]
+    if (__all_sync(kAllLanes, serves)) [[likely]] {
+      max[0] = top[0];
+      max[1] = top[1];
+    } else {
       take_rare_frames(at, s, tile, next);
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       factor[r] = next[r] == frame[r] ? 1.0f : ptx::exp2(frame[r] - next[r]);
@@ -165,7 +171,7 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
     }
   }
 
-  // Of rows whose maxima are negative, or so large that exponents would lose their last bits, or whose factors are
+  // Of rows whose frames are negative, or so large that exponents would lose their last bits, or whose factors are
   // negative or too small. Other rows get what they had.
   __device__ __forceinline__ void take_rare_frames(const Lane& at, Tile& s, int32_t tile, float (&next)[2]) {
     if (Score::kIsPlain && !__all_sync(kAllLanes, fminf(scale_log2[0], scale_log2[1]) >= kSmallest)) {
@@ -183,8 +189,7 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
         offset[r] = 0;
         continue;
       }
-      const float least = max[r] - kSpan;
-      next[r] = fmaxf(whole, max[r] >= 0 ? fmaxf(least, 0.0f) : least);
+      next[r] = fmaxf(whole, max[r] - kSpan);
       offset[r] = kTop - next[r];
       if (!(fabsf(next[r]) > kLargeMax) || of_tile == -kInfinity) continue;
       offset[r] = kTop + (exponent - next[r]);
