@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "cases/fill_bytes.hpp"
 #include "cuda/forward_f8_sm90/recipe.hpp"
 #include "emulated_run.hpp"
 
@@ -85,8 +86,7 @@ TEST(EmulatedF8, Outliers) {
   }
 }
 
-// Scores of the first tile lie exponents of 2 above all others', which have values of 1 beside its 0: with frames of
-// the row's maximum they would be lost, and with frames of their own tile alone out would be infinite.
+// Every second factor of the rows of q, or of k, with tiles that are hidden in part.
 TEST(EmulatedF8, NegativeFactors) {
   for (const bool of_keys : {false, true}) {
     for (const char* scale : {"h", "bh", "th"}) {
@@ -122,18 +122,12 @@ TEST(EmulatedF8, TilesFarBelowTheMaximum) {
     c.seqlen_kv = kKeys;
     c.scale = std::log(2.0);
     Call call(c);
-    const auto fill = [](const tessella_tensor& rows, const auto& value) {
-      auto* data = static_cast<uint8_t*>(rows.data);
-      for (int64_t i = 0; i < rows.shape[1]; ++i) {
-        for (int64_t d = 0; d < kHeadDim; ++d) data[i * kHeadDim + d] = value(i, d);
-      }
-    };
     constexpr uint8_t kOne = 0x38;
-    fill(*call.args().q, [](int64_t, int64_t d) { return d == 5 ? kOne : uint8_t{0}; });
-    fill(*call.args().k, [&, of_key = key, of_others = others](int64_t i, int64_t d) {
+    fill_bytes(*call.args().q, [](int64_t, int64_t d) { return d == 5 ? kOne : uint8_t{0}; });
+    fill_bytes(*call.args().k, [&, of_key = key, of_others = others](int64_t i, int64_t d) {
       return d != 5 ? uint8_t{0} : i == 7 ? of_key : of_others;
     });
-    fill(*call.args().v, [](int64_t i, int64_t) { return i >= 128 ? kOne : uint8_t{0}; });
+    fill_bytes(*call.args().v, [](int64_t i, int64_t) { return i >= 128 ? kOne : uint8_t{0}; });
     ASSERT_EQ(run_recipe(call, cuda::forward_f8_sm90_recipe, 0, 1), "");
     const double expected = (kKeys - 128) * std::exp2(-lag);
     const auto* out = static_cast<const float*>(call.args().out->data);

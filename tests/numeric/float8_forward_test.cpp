@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cases/call.hpp"
+#include "cases/fill_bytes.hpp"
 #include "cases/kernels.hpp"
 #include "portable/float8.hpp"
 
@@ -128,15 +129,9 @@ TEST_P(Float8, ManyKeysKeepTheirWeightBesideOne) {
   c.head_dim_qk = c.head_dim_v = kHeadDim;
   c.scale = std::log(2.0);
   Call call(c);
-  const auto fill = [](const tessella_tensor& rows, const auto& value) {
-    auto* data = static_cast<uint8_t*>(rows.data);
-    for (int64_t i = 0; i < rows.shape[1]; ++i) {
-      for (int64_t d = 0; d < kHeadDim; ++d) data[i * kHeadDim + d] = value(i, d);
-    }
-  };
-  fill(*call.args().q, [](int64_t, int64_t d) { return d == 5 ? kOne : uint8_t{0}; });
-  fill(*call.args().k, [](int64_t i, int64_t d) { return i == kOneOf && d == 5 ? kEighteen : uint8_t{0}; });
-  fill(*call.args().v, [](int64_t i, int64_t) { return i % 2 == 1 ? kOne : uint8_t{0}; });
+  fill_bytes(*call.args().q, [](int64_t, int64_t d) { return d == 5 ? kOne : uint8_t{0}; });
+  fill_bytes(*call.args().k, [](int64_t i, int64_t d) { return i == kOneOf && d == 5 ? kEighteen : uint8_t{0}; });
+  fill_bytes(*call.args().v, [](int64_t i, int64_t) { return i % 2 == 1 ? kOne : uint8_t{0}; });
   ASSERT_EQ(call.run(), TESSELLA_OK) << tessella_last_error();
   const auto* out = static_cast<const float*>(call.args().out->data);
   for (int64_t i = 0; i < 3 * kHeadDim; ++i) ASSERT_NEAR(out[i], 0.25, 0.0025) << i;

@@ -115,8 +115,9 @@ struct Rungs {
   bool ran = true, passed = true;
 };
 
-// Every kernel of the device on the problem. says_why: of those that do not compute it too.
-void climb(const Settings& settings, const RandomCase& problem, double budget, bool says_why, Rungs& rungs) {
+// The device's kernels on the problem. is_asked: the command line's, of which kernels that do not compute it say why;
+// beside it the oracle has no rung.
+void climb(const Settings& settings, const RandomCase& problem, double budget, bool is_asked, Rungs& rungs) {
   const Call call = make_random_call(problem, settings.options, false);
   Progress progress;
   for (const KernelEntry& kernel : kernels_of(problem.operation())) {
@@ -124,10 +125,10 @@ void climb(const Settings& settings, const RandomCase& problem, double budget, b
     if (std::string_view(kernel.info.device) != settings.options.placement().kind()) continue;
     progress.show(name);
     if (const std::string reason = ineligible(kernel, call); !reason.empty()) {
-      if (says_why) note(fmt::format("{}: {}", name, reason));
+      if (is_asked) note(fmt::format("{}: {}", name, reason));
       continue;
     }
-    if (!says_why && name.starts_with("reference.")) continue;
+    if (!is_asked && name.starts_with("reference.")) continue;
     NotMeasured missing;
     const std::optional<BenchResult> result =
         bench_configuration(problem, name, settings.options, budget, 256, missing);

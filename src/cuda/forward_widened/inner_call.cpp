@@ -1,7 +1,8 @@
 #include "cuda/forward_widened/inner_call.hpp"
 
 #include <algorithm>
-#include <vector>
+#include <iterator>
+#include <span>
 
 namespace tessella::cuda {
 namespace {
@@ -16,10 +17,10 @@ using core::Operand;
 // Of q, and of the copies: fp8 becomes bf16, which holds every number of e4m3 and e5m2 and the range of their scales.
 DType copied_dtype(const AttentionShape& p) { return core::is_float8(p.dtype()) ? DType::bf16 : p.dtype(); }
 
-// Factors that the other kernel does not get.
-std::vector<Name> own_factors(const Around& around) {
-  if (around.widens_kv) return {Name::q_scale, Name::k_scale, Name::v_scale, Name::out_scale, Name::amax};
-  return {Name::out_scale, Name::amax};
+constexpr Name kFactors[] = {Name::out_scale, Name::amax, Name::q_scale, Name::k_scale, Name::v_scale};
+// Those that the other kernel does not get.
+std::span<const Name> own_factors(const Around& around) {
+  return std::span(kFactors).first(around.widens_kv ? std::size(kFactors) : 2);
 }
 
 // Of dense rows at a multiple of 16 bytes.

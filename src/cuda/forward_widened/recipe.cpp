@@ -79,9 +79,9 @@ Inner inner_of(const AttentionShape& p, const DeviceInfo& device) {
   constexpr int64_t kMostSm90 = 256;
   if (forward_sm90_unavailable(device).empty() && p.dtype() != DType::f32 &&
       std::max(p.head_dim_qk, p.head_dim_v) <= kMostSm90) {
-    if (p.dtype() == DType::f8e4m3fn) {
+    if (p.dtype() == DType::f8e4m3fn && (around(p, true).narrows || has_amax(p))) {
       Inner inner = inner_by("cuda.forward_f8_sm90", forward_f8_sm90_recipe, p, true, device);
-      if (inner.recipe.ineligible.empty() && (inner.around.narrows || has_amax(p))) return inner;
+      if (inner.recipe.ineligible.empty()) return inner;
     }
     Inner inner = inner_by("cuda.forward_sm90", forward_sm90_recipe, p, false, device);
     if (inner.recipe.ineligible.empty()) return inner;

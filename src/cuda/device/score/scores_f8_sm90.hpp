@@ -72,8 +72,7 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
     bool serves = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      // lane_max() returns -inf for a lane of negative scores. A tile of such a row serves where the frame is one of
-      // those that the row's maximum leaves.
+      // lane_max() returns -inf for a lane of negative scores. The frame is right all the same if it is not negative.
       const float of_tile = ptx::round_up(row_max(lane_max(s[0], r) * scale_log2[r]));
       top[r] = fmaxf(max[r], of_tile);
       const float least = top[r] - kSpan;
