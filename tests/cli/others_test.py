@@ -130,7 +130,7 @@ class Others(CliTest):
         done = run("bench", "fp8-error", "--data", "outliers", "--seqlen", "1k", "--queries", 512, "--heads", 4, "--json")
         rows = {(row["scale"], row["hadamard"], row["kernel"] == "emulated"): row for row in json.loads(done.stdout)["results"]}
         self.assertEqual(len(rows), 1 + 4 * 2 + 1)
-        self.assertLess(rows[None, "no", False]["relative"], 1e-5)
+        self.assertLess(rows[None, "no", False]["relative"], 0.002)  # AMX rounds P to bf16
         per_tensor, spread = rows["tensor", "no", False], rows["head", "yes", False]
         self.assertEqual(per_tensor["of_tensor"], 1)
         self.assertLess(0.02, per_tensor["relative"])
