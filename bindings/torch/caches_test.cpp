@@ -34,6 +34,11 @@ void test_quantize(const at::Device& device) {
   ts::torch::dequantize(columns, again, {.scale_block = 16, .hadamard = true},
                         {.scale = scale, .mean = mean, .is_transposed = true});
   expect(again.equal(back), "transposed");
+  const at::Tensor q = at::randn({2, 7, 4, 32}, f32).to(at::kFloat8_e4m3fn), k = x.to(at::kFloat8_e4m3fn);
+  const ts::AttentionOptions options{.scale_block = 16, .out_dtype = ts::f32};
+  const at::Tensor of_rows = ts::torch::attention(q, k, out, options, {.v_scale = scale});
+  const at::Tensor of_columns = ts::torch::attention(q, k, columns, options, {.v_scale = scale, .v_transposed = true});
+  expect(of_columns.equal(of_rows), "attention of transposed v");
   expect_error(ts::ErrorCode::invalid_argument, "quantize: x is undefined, expected a tensor",
                [&] { ts::torch::quantize({}, out); });
 }

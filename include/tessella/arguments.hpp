@@ -649,7 +649,7 @@ inline constexpr const char* kAttentionCachedSchema =
     "score_mod=None, str? mask_mod=None, SymInt scale_block=0, ScalarType? out_dtype=None, bool "
     "batch_invariant=False, int query_class=0, int num_splits=0, int num_sms=0, int? num_threads=None, bool "
     "check_device_values=False, SymInt max_seqlen_q=0, SymInt max_seqlen_kv=0, str? kernel_name=None, bool "
-    "cache_settled=False, str? kv_dtype=None";
+    "cache_settled=False, str? kv_dtype=None, bool v_transposed=False";
 
 }  // namespace detail
 }  // namespace tessella

@@ -128,7 +128,9 @@ typedef struct tessella_tensor {
  *                  and v of the same dtype; no kernel computes q of i8 or i4
  *   k, v           (batch, seqlen_kv, heads_kv, head_dim_qk or head_dim_v)   heads_kv divides heads_q; each has a dtype
  *                  of q's list of its own. Kernels take that of q; some take f8e4m3fn, i8 and i4 (k and v alike) beside
- *                  q of f32, bf16 or f16. v may be the first columns of k
+ *                  q of f32, bf16 or f16. v may be the first columns of k. v of f8e4m3fn or f8e5m2 with the flag
+ *                  TESSELLA_TRANSPOSED is (batch, heads_kv, head_dim_v, seqlen_kv in whole tiles of 128), as
+ *                  tessella_quantize writes it; places behind the last key may hold anything
  *   out            (batch, seqlen_q, heads_q, head_dim_v), dtype of q, or f32   it shares no byte with an input, so
  *                  views of one buffer may lie between each other. For q of 8 or 4 bits also bf16 and f16; f8e4m3fn and
  *                  f8e5m2 for any q

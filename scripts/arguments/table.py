@@ -56,6 +56,7 @@ KINDS = {
     # Keywords of Python alone.
     "mask": Kind(""),
     "kv_dtype": Kind(""),
+    "v_transposed": Kind(""),
 }
 
 # Structs that are arguments of a function in C++, and what Python alone has.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from arguments.table import KINDS, Table, rows
 
+_OF_CACHES = ", str? kv_dtype=None, bool v_transposed=False"  # keywords of Python's own
 MOST_ARGUMENTS = 64 - 5  # of a schema, less what the operators have of their own
 
 # Arguments of a call by themselves.
@@ -34,7 +35,7 @@ def schemas(table: Table) -> dict[str, str]:
         first = ("Tensor q, Tensor k, Tensor v, *", "str layout='bshd'")
         return ", ".join((*first, *named, "Tensor[]? mod_args=None", *options))
 
-    made = {"attention": arguments("only"), "attention_cached": arguments("not") + ", str? kv_dtype=None"}
+    made = {"attention": arguments("only"), "attention_cached": arguments("not") + _OF_CACHES}
     for name, schema in made.items():
         if (count := schema.count(",")) > MOST_ARGUMENTS:
             raise SystemExit(f"{name} has {count} arguments, expected at most {MOST_ARGUMENTS} for torch")

@@ -82,7 +82,8 @@ class Normalizer {
     }
     const TensorAxes q = reader_.attention("q", args_.q, packed_q, p_.q());
     const TensorAxes k = reader_.attention("k", args_.k, packed_kv, p_.k());
-    const TensorAxes v = reader_.attention("v", args_.v, packed_kv, p_.v());
+    const bool is_transposed = args_.v != nullptr && (args_.v->flags & TESSELLA_TRANSPOSED) != 0;
+    const TensorAxes v = is_transposed ? transposed_v(k) : reader_.attention("v", args_.v, packed_kv, p_.v());
     for (const auto& [label, operand] : {std::pair{"q", &p_.q()}, std::pair{"k", &p_.k()}, std::pair{"v", &p_.v()}}) {
       if (!core::is_float(operand->dtype) && !core::is_quantized(operand->dtype)) {
         invalid(message(function_, ": ", label, ".dtype is ", name(operand->dtype), ", expected ",
@@ -132,6 +133,25 @@ class Normalizer {
     for (const auto& [label, dim] : {std::pair{"q", q.head_dim}, std::pair{"v", v.head_dim}}) {
       if (dim < 1) invalid(message(function_, ": head_dim of ", label, " is ", dim, ", expected at least 1"));
     }
+  }
+
+  // v as quantize writes it for Hopper, beside k.
+  TensorAxes transposed_v(const TensorAxes& k) {
+    for (const auto& [name, table] :
+         {std::pair{"cu_seqlens_kv", args_.cu_seqlens_kv}, std::pair{"page_table", args_.page_table},
+          std::pair{"cache_batch_idx", args_.cache_batch_idx}}) {
+      if (table != nullptr) {
+        invalid(message(function_, ": v is transposed, expected no such layout beside ", name));
+      }
+    }
+    const int64_t head_dim = args_.v->ndim == 4 ? args_.v->shape[2] : 0;
+    p_.v() = reader_.transposed("v", *args_.v, {k.batch, k.heads, head_dim, core::whole_tiles(k.rows)});
+    if (!core::is_float8(p_.v().dtype)) {
+      invalid(
+          message(function_, ": v.dtype is ", name(p_.v().dtype), ", expected f8e4m3fn or f8e5m2 of a transposed v"));
+    }
+    p_.features |= Feature::transposed_v;
+    return {.batch = k.batch, .rows = k.rows, .heads = k.heads, .head_dim = head_dim};
   }
 
   // k: a pool of pages.

@@ -64,7 +64,7 @@ TensorReader::View TensorReader::view(const char* name, const tessella_tensor& t
   }
   if ((tensor.flags & TESSELLA_TRANSPOSED & ~flags) != 0) {
     invalid(message(function_, ": ", name, " has the flag TESSELLA_TRANSPOSED, expected it only for what quantize ",
-                    "writes and dequantize reads"));
+                    "writes, dequantize reads, and attention reads as v"));
   }
   if ((tensor.flags & ~flags) != 0) {
     invalid(message(function_, ": ", name, ".flags is ", tensor.flags, ", expected 0 or TESSELLA_READ_ONLY",

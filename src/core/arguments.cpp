@@ -25,7 +25,7 @@ bool v_in_k(const AttentionArguments& a) {
   const bool is_of_strides = has_no_rows || (k.data == nullptr && a.heads_kv == 1 && k.row_stride >= a.head_dim_qk);
   return (is_of_strides || k.data != nullptr) && (has_no_rows || k.data == v.data) && k.dtype == v.dtype &&
          k.batch_stride == v.batch_stride && k.row_stride == v.row_stride && k.head_stride == v.head_stride &&
-         a.head_dim_v < a.head_dim_qk;
+         a.head_dim_v < a.head_dim_qk && !a.features.has(Feature::transposed_v);
 }
 
 int64_t window_keys(const AttentionArguments& a) {

@@ -211,8 +211,7 @@ struct QuantizeArguments : QuantizeShape {
   int64_t tensor_batch() const { return is_packed ? 1 : batch; }
   // The tensor of 8 bits, and its axes where it is transposed.
   const Operand& quantized() const { return operation == Operation::quantize ? into : from; }
-  static constexpr int64_t kTile = 128;  // rows; transposed tensors hold whole tiles
-  int64_t padded() const { return (total + kTile - 1) / kTile * kTile; }
+  int64_t padded() const { return whole_tiles(total); }
   // Axes of the scales, of which stride 0 means one entry.
   struct Entries {
     int64_t batch, blocks, heads;

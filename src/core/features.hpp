@@ -39,6 +39,7 @@ enum class Feature : uint64_t {
   draft_mask = 1ull << 29,
   schedule = 1ull << 30,   // made before on the GPU: where keys are split, or the map of a mask
   kv_scales = 1ull << 31,  // k_scale or v_scale, of k and v of 8 or 4 bits
+  transposed_v = 1ull << 32,
 };
 
 class Features {
@@ -91,6 +92,7 @@ inline constexpr FeatureName kFeatureNames[] = {
     {Feature::score_mod, "score_mod"},
     {Feature::mask_mod, "mask_mod"},
     {Feature::kv_scales, "k_scale/v_scale"},
+    {Feature::transposed_v, "transposed v"},
     {Feature::scales, "q_scale/out_scale/amax"},
     {Feature::slice, "slice"},
     {Feature::schedule, "schedule"},
@@ -126,8 +128,8 @@ inline constexpr Features kGradientFeatures =
     Feature::d_lse | Feature::d_bias | Feature::d_sink | Feature::d_alibi_slopes;
 
 // Features of calls that have no gradients.
-inline constexpr Features kForwardOnlyFeatures =
-    Feature::paged_kv | Feature::cache_batch_idx | Feature::draft_mask | kMadeBefore | kQuantizedFeatures;
+inline constexpr Features kForwardOnlyFeatures = Feature::paged_kv | Feature::cache_batch_idx | Feature::draft_mask |
+                                                 Feature::transposed_v | kMadeBefore | kQuantizedFeatures;
 
 // Masks that are not intervals: which elements of the band are seen.
 inline constexpr Features kElementMasks =

@@ -33,7 +33,11 @@ void operands(A& a, F&& f) {
   };
   visit(Name::q, batch_q, rows_q, a.heads_q, a.head_dim_qk);
   visit(Name::k, batch_kv, rows_kv, a.heads_kv, a.head_dim_qk);
-  visit(Name::v, batch_kv, rows_kv, a.heads_kv, a.head_dim_v);
+  if (a.features.has(Feature::transposed_v)) {
+    visit(Name::v, batch_kv, a.head_dim_v, a.heads_kv, whole_tiles(rows_kv));
+  } else {
+    visit(Name::v, batch_kv, rows_kv, a.heads_kv, a.head_dim_v);
+  }
   visit(Name::out, batch_q, rows_q, a.heads_q, a.head_dim_v);
   visit(Name::lse, batch_q, rows_q, a.heads_q, 1);
   visit(Name::d_out, batch_q, rows_q, a.heads_q, a.head_dim_v);

@@ -18,6 +18,7 @@
 #include "cpu/parallel.hpp"
 #include "cpu/widened_rows.hpp"
 #include "portable/quantize.hpp"
+#include "portable/sequence_rows.hpp"
 
 namespace tessella::cpu {
 namespace {
@@ -50,7 +51,7 @@ void make_inner(AttentionShape& p) {
   for (const Name name : {Name::q_scale, Name::k_scale, Name::v_scale, Name::out_scale, Name::amax}) {
     p.operands[name] = {};
   }
-  p.features = p.features.without(Feature::scales | Feature::kv_scales);
+  p.features = p.features.without(Feature::scales | Feature::kv_scales | Feature::transposed_v);
   p.scale_block = 0;
 }
 
@@ -120,16 +121,33 @@ void widen_q(const AttentionArguments& p, const Operand& into, int num_threads) 
            });
 }
 
+// A row of a transposed v: elements that lie a row of the tensor apart.
+void widen_transposed_row(const AttentionArguments& p, int64_t batch_idx, int64_t row, int64_t head, float scale,
+                          float* into) {
+  const int64_t place = portable::key_place(row);
+  std::array<std::byte, 256> piece;
+  for (int64_t column = 0; column < p.head_dim_v; column += std::ssize(piece)) {
+    const int64_t count = std::min(std::ssize(piece), p.head_dim_v - column);
+    for (int64_t c = 0; c < count; ++c) piece[static_cast<size_t>(c)] = p.v().row(batch_idx, column + c, head)[place];
+    widen_row(piece.data(), p.v().dtype, count, scale, into + column);
+  }
+}
+
 // k or v.
 void widen_kv(const AttentionArguments& p, const Operand& from, const Operand& scales, int64_t dim, const Operand& into,
               int num_threads) {
+  const bool is_transposed = &from == &p.v() && p.features.has(Feature::transposed_v);
   for_rows(p, num_threads, p.seqlen_kv, step_of(p.heads_kv, dim), &Sequence::len_kv,
            [&](const Sequence& s, int64_t begin, int64_t end) {
              for (int64_t row = s.row_kv + begin; row < s.row_kv + end; ++row) {
                for (int64_t head = 0; head < p.heads_kv; ++head) {
                  const std::byte* scale = scales.data == nullptr ? nullptr : p.scale_of(scales, s.batch_idx, row, head);
-                 widen_row(p.row_of(from, s.batch_idx, row, head), from.dtype, dim, number(scale),
-                           reinterpret_cast<float*>(into.row(s.batch_idx, row, head)));
+                 auto* to = reinterpret_cast<float*>(into.row(s.batch_idx, row, head));
+                 if (is_transposed) {
+                   widen_transposed_row(p, s.batch_idx, row, head, number(scale), to);
+                 } else {
+                   widen_row(p.row_of(from, s.batch_idx, row, head), from.dtype, dim, number(scale), to);
+                 }
                }
              }
            });

@@ -21,7 +21,7 @@ using core::QuantizeShape;
 using portable::Element;
 using portable::SequenceRow;
 
-constexpr int64_t kTile = QuantizeArguments::kTile;
+using core::kTransposedTile;
 
 // Columns of a row of products that is summed in pairs.
 int64_t paired_columns(const QuantizeShape& p) {
@@ -35,7 +35,7 @@ struct Scratch {
 
   static int64_t floats(const QuantizeShape& p) { return p.rotary_dim + 3 * p.head_dim + paired_columns(p); }
   static int64_t bytes(const QuantizeShape& p) {
-    const int64_t tile = p.is_transposed ? kTile * p.head_dim : 0;
+    const int64_t tile = p.is_transposed ? kTransposedTile * p.head_dim : 0;
     return (floats(p) * static_cast<int64_t>(sizeof(float)) + tile + 63) / 64 * 64;
   }
   Scratch(const QuantizeShape& p, void* scratch, int worker) {
@@ -248,10 +248,10 @@ class Quantizer {
 
   // Tiles of a transposed tensor.
   void tiles() const {
-    const int64_t tiles = a_.padded() / kTile;
+    const int64_t tiles = a_.padded() / kTransposedTile;
     parallel_for(a_.batch * a_.heads * tiles, num_threads_, a_.cancel, [&](int64_t task, int worker) {
       const int64_t head = task / tiles % a_.heads, batch_idx = task / tiles / a_.heads;
-      const int64_t begin = task % tiles * kTile, rows = std::min(kTile, a_.total - begin);
+      const int64_t begin = task % tiles * kTransposedTile, rows = std::min(kTransposedTile, a_.total - begin);
       const Scratch t(a_, scratch_, worker);
       for (int64_t row = 0; row < rows; ++row) {
         const SequenceRow at = row_at(batch_idx, begin + row);
@@ -260,7 +260,7 @@ class Quantizer {
       }
       for (int64_t c = 0; c < a_.head_dim; ++c) {
         auto* column = reinterpret_cast<uint8_t*>(a_.into.row(batch_idx, c, head)) + begin;
-        for (int64_t row = 0; row < kTile; ++row) {
+        for (int64_t row = 0; row < kTransposedTile; ++row) {
           column[portable::key_place(row)] = row < rows ? t.tile[row * a_.head_dim + c] : 0;
         }
       }
@@ -286,9 +286,9 @@ class Dequantizer {
   }
 
   void run() const {
-    const int64_t tiles = a_.padded() / kTile;
+    const int64_t tiles = a_.padded() / kTransposedTile;
     parallel_for(a_.tensor_batch() * tiles, num_threads_, a_.cancel, [&](int64_t task, int worker) {
-      const int64_t begin = task % tiles * kTile, end = std::min(begin + kTile, a_.total);
+      const int64_t begin = task % tiles * kTransposedTile, end = std::min(begin + kTransposedTile, a_.total);
       const Scratch t(a_, scratch_, worker);
       for (int64_t head = 0; head < a_.heads; ++head) {
         if (a_.is_transposed) load_tile(task / tiles, begin, head, t.tile);
@@ -310,7 +310,8 @@ class Dequantizer {
   void load_tile(int64_t batch_idx, int64_t begin, int64_t head, uint8_t* tile) const {
     for (int64_t c = 0; c < a_.head_dim; ++c) {
       const auto* column = reinterpret_cast<const uint8_t*>(a_.from.row(batch_idx, c, head)) + begin;
-      for (int64_t row = 0; row < kTile; ++row) tile[row * a_.head_dim + c] = column[portable::key_place(row)];
+      for (int64_t row = 0; row < kTransposedTile; ++row)
+        tile[row * a_.head_dim + c] = column[portable::key_place(row)];
     }
   }
 

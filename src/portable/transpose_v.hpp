@@ -22,8 +22,9 @@ constexpr void fields(const TransposeVConfig& c, const Visit& visit) {
 
 struct TransposeVParams {
   ForwardParams forward;  // of which v, its tables and lengths count
-  uint8_t* to;            // (heads_kv, head_dim_v, keys)
-  int64_t keys;           // of all sequences, each filled up to a multiple of kKeyTile
+  uint8_t* to;            // (batch or 1, heads_kv, head_dim_v, keys)
+  int64_t keys;           // of a sequence, or of all packed ones, each filled up to a multiple of kKeyTile
+  int64_t batch_stride;   // of to; packed: 0
   Divisor key_tiles;      // of a sequence: blocks take them first, then heads, then sequences
   Divisor heads_kv;
 };

@@ -47,11 +47,13 @@ struct WidenRows {
 
 struct WidenTensor {
   OperandParams from, into;
-  OperandParams scale;  // f32; data null: 1
+  int64_t column_stride;  // of from
+  OperandParams scale;    // f32; data null: 1
   int32_t head_dim;
   int32_t log2_lanes;  // threads that have a row together
   int32_t vectors;     // rows of both begin at multiples of 16 bytes and are whole pieces
   int32_t is_of_keys;
+  int32_t is_transposed;  // from's rows have places (sequence_rows.hpp)
 };
 
 inline constexpr int32_t kWidenTensors = 3;

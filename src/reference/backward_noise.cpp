@@ -86,8 +86,8 @@ class QueryNoise {
       const auto v =
           load(p_.row_of(p_.v(), s_.batch_idx, s_.row_kv + j, head / p_.group()), p_.v().dtype, p_.head_dim_v);
       const double of_d_prob = unit(p_) * (row.dropout[n] * partial_sums(d_out, v) + std::abs(row.d_probs[n]));
-      errors.probs[n] = row.probs[n] * row.dropout[n] * of_row.probs[n];
-      errors.d_scores[n] = std::hypot(row.d_scores[n] * of_row.probs[n], row.probs[n] * of_d_prob);
+      errors.probs[n] = row.dropout[n] * of_row.probs[n];
+      errors.d_scores[n] = std::hypot((row.d_probs[n] - row.delta) * of_row.probs[n], row.probs[n] * of_d_prob);
       errors.derivatives[n] = derivative_error(row.products[n], of_row.products[n]);
       errors.truncations[n] = truncation(row.products[n]);
       of_delta += square(partial_delta += row.probs[n] * row.d_probs[n]);

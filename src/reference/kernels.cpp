@@ -50,18 +50,19 @@ core::Kernel ladder_kernel() {
 core::KernelTable reference_kernels() {
   return core::once([] {
     return std::array{
-        core::Kernel{.name = "reference.attention",
-                     .summary = "plain loops in float64, the oracle",
-                     .dtypes = kFloats | kFloat8s | core::dtype_bit(core::DType::f64),
-                     .max_head_dim = kAnyHeadDim,
-                     .features = kFeatures | core::kQuantizedFeatures | core::Feature::scales,
-                     .kv_dtypes = core::kCacheDTypes,
-                     .out_dtypes = core::kSameDType | kFloats | kFloat8s,
-                     .serves_few = true,  // no row knows of another
-                     .automatic = core::dtype_bit(core::DType::f64),
-                     .workspace = attention_workspace,
-                     .threads = num_threads,
-                     .run = attention_run},
+        core::Kernel{
+            .name = "reference.attention",
+            .summary = "plain loops in float64, the oracle",
+            .dtypes = kFloats | kFloat8s | core::dtype_bit(core::DType::f64),
+            .max_head_dim = kAnyHeadDim,
+            .features = kFeatures | core::kQuantizedFeatures | core::Feature::scales | core::Feature::transposed_v,
+            .kv_dtypes = core::kCacheDTypes,
+            .out_dtypes = core::kSameDType | kFloats | kFloat8s,
+            .serves_few = true,  // no row knows of another
+            .automatic = core::dtype_bit(core::DType::f64),
+            .workspace = attention_workspace,
+            .threads = num_threads,
+            .run = attention_run},
         core::Kernel{.name = "reference.backward",
                      .operation = core::Operation::backward,
                      .summary = "plain loops in float64, the oracle",

@@ -10,8 +10,9 @@
 //
 // Of fp8 q, k and v a kernel may take P in e4m3. The largest P of a row is then in (128, 448], so that the smallest
 // steps of e4m3, of which half is 2^-10, are up to 2^-17 of it. Hopper's matrix unit sums the products of 32 columns
-// and the sum so far with about 13 bits below the largest of them (DeepSeek-V3, arXiv 2412.19437, section 3.5.2), which
-// errs in s_j by 2^-13 of the largest term or partial sum, and the more steps there are by the root of their number.
+// and the sum so far with about 13 bits below the largest of them (DeepSeek-V3, arXiv 2412.19437, section 3.5.2), and
+// what each of them has below is lost: up to 2^-13 of the largest for each of the small ones, a large one has no such
+// bits.
 // Other kernels give fp8, or k and v of fewer bits than q of bf16, to a matrix unit of 16 bits: q, k and v times their
 // scales are then rounded to bf16 once. Elements of one row and mantissa are all rounded to the same side, so what that
 // does is no root of squares: it is computed, and it is nothing where scales are powers of two.
@@ -25,7 +26,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "reference/element.hpp"
 #include "reference/scaled_rows.hpp"
@@ -59,11 +59,15 @@ double unit(const AttentionArguments& p) {
 // Of exp and of the sums that P enters, relative.
 double exp_error(const AttentionArguments& p) { return 2 * unit(p); }
 
-// How much of itself a probability gains or loses, at most, when its score errs: half of what twice the error does,
-// which is rest * error while that is small. rest: what the other keys have, 1 - prob.
-double change(double prob, double rest, double error) {
-  if (rest == 0) return 0;
-  return rest / (1 / std::expm1(2 * error) + std::min(prob, rest)) / 2;
+// How far a probability moves, at most, when its score errs: half of what twice the error does, which is
+// prob * rest * error while that is small. rest: what the other keys have, 1 - prob. Both as logarithms: a score that
+// errs by thousands overtakes one that lies hundreds above it.
+double moved(double log_prob, double log_rest, double error) {
+  const auto [smaller, larger] = std::minmax({log_prob, log_rest});
+  if (smaller == kHidden<double>) return 0;
+  constexpr double kLarge = 20;  // from here on expm1 is exp
+  const double grown = smaller + (error > kLarge ? 2 * error : std::log(std::expm1(2 * error)));
+  return std::exp(larger) / (1 + std::exp(-grown)) / 2;
 }
 
 double square(double value) { return value * value; }
@@ -83,9 +87,29 @@ DType widened(const AttentionArguments& p) {
   return core::is_float8(p.dtype()) || is_beside_bf16 ? DType::bf16 : DType::none;
 }
 
-// What a sum of 32 columns in Hopper's matrix unit for fp8 keeps of its largest term.
-constexpr double kFloat8SumUnit = 0x1p-13;
+// What a sum of 32 columns in Hopper's matrix unit for fp8 keeps of its largest term, and products of e4m3 below which
+// size have bits below that.
+constexpr double kFloat8SumUnit = 0x1p-13, kFloat8Whole = 0x1p-5;
 constexpr int64_t kFloat8Columns = 32;
+
+double float8_sum_error(const double* q, const double* k, int64_t columns) {
+  double partial = 0, squares = 0;
+  for (int64_t begin = 0; begin < columns; begin += kFloat8Columns) {
+    const int64_t end = std::min(begin + kFloat8Columns, columns);
+    double largest = std::abs(partial);
+    for (int64_t c = begin; c < end; ++c) {
+      largest = std::max(largest, std::abs(q[c] * k[c]));
+      partial += q[c] * k[c];
+    }
+    const double unit = kFloat8SumUnit * largest;
+    squares += square(unit);
+    for (int64_t c = begin; c < end; ++c) {
+      const double term = std::abs(q[c] * k[c]);
+      if (term < kFloat8Whole * largest) squares += square(std::min(term, unit));
+    }
+  }
+  return std::sqrt(squares);
+}
 
 // q.k and its error. Every partial sum is rounded, even if later terms cancel it. For d terms in random order the
 // squares of the partial sums add up to about d / 2 times the squares of the terms. Split operands lose bits of each
@@ -100,7 +124,6 @@ Product product(const AttentionArguments& p, const double* q, const double* k) {
   double partials = 0;
   double terms = 0;
   double flushed = 0;
-  double largest = 0;
   double of_q = 0, of_k = 0;  // what the product changes by if q, or k, is rounded
   const DType rounded = widened(p);
   for (int64_t c = 0; c < p.head_dim_qk; ++c) {
@@ -109,7 +132,6 @@ Product product(const AttentionArguments& p, const double* q, const double* k) {
     partial += term;
     partials += partial * partial;
     terms += term * term;
-    largest = std::max({largest, std::abs(term), std::abs(partial)});
     if (rounded == DType::none) continue;
     of_q += (round_to(rounded, q[c]) - q[c]) * k[c];
     of_k += q[c] * (round_to(rounded, k[c]) - k[c]);
@@ -117,8 +139,7 @@ Product product(const AttentionArguments& p, const double* q, const double* k) {
   const double of_operands = p.dtype() == DType::f32 ? 4 * terms : 0;
   const double size = std::sqrt(std::max(partials, terms * static_cast<double>(p.head_dim_qk) / 2) + of_operands);
   const double lost = p.dtype() == DType::f64 ? 0 : flushed;
-  const auto steps = static_cast<double>((p.head_dim_qk + kFloat8Columns - 1) / kFloat8Columns);
-  const double of_sum = core::is_float8(p.dtype()) ? kFloat8SumUnit * largest * std::sqrt(steps) : 0;
+  const double of_sum = core::is_float8(p.dtype()) ? float8_sum_error(q, k, p.head_dim_qk) : 0;
   return {partial, unit(p) * size + lost + of_sum + std::abs(of_q) + std::abs(of_k)};
 }
 
@@ -137,24 +158,35 @@ double largest_score(const Sequence& s, const RowSoftmax<double>& softmax) {
   return std::isfinite(top) ? top : softmax.max;
 }
 
-// The probabilities of a row's keys and, behind them, of its sink.
+// The probabilities of a row's keys and, behind them, of its sink; as logarithms too, which are finite of those that
+// are 0 in double.
 struct Probs {
-  std::vector<double> of;
-  size_t top = 0;        // the largest
-  double below_top = 0;  // the sum of the others: near 1 the difference to 1 has no bits left
-  double top_key = 0;    // the largest of a key
-  double rest(size_t n) const { return n == top ? below_top : 1 - of[n]; }
+  std::vector<double> of, logs;
+  size_t top = 0;                          // the largest
+  double log_below_top = kHidden<double>;  // of all others together: near 1 the difference to 1 has no bits left
+  double top_key = 0;                      // the largest of a key
+  double log_rest(size_t n) const { return n == top ? log_below_top : std::log1p(-of[n]); }
 };
 
 Probs probs_of(const Sequence& s, const RowSoftmax<double>& softmax, double sink_score) {
-  Probs probs{std::vector<double>(static_cast<size_t>(s.len_kv) + 1)};
-  const auto prob = [&](double score) { return score == kHidden<double> ? 0 : softmax.prob(score); };
-  for (size_t n = 0; n + 1 < probs.of.size(); ++n) probs.of[n] = prob(softmax.scores[n]);
-  probs.of.back() = prob(sink_score);
+  const size_t count = static_cast<size_t>(s.len_kv) + 1;
+  Probs probs{std::vector<double>(count), std::vector<double>(count)};
+  for (size_t n = 0; n < count; ++n) {
+    const double score = n + 1 < count ? softmax.scores[n] : sink_score;
+    probs.of[n] = score == kHidden<double> ? 0 : softmax.prob(score);
+    probs.logs[n] = score == kHidden<double> ? score : score - softmax.max - std::log(softmax.sum);
+  }
   probs.top_key = s.len_kv == 0 ? 0 : *std::max_element(probs.of.begin(), std::prev(probs.of.end()));
   probs.top = static_cast<size_t>(std::ranges::max_element(probs.of) - probs.of.begin());
-  const auto top = probs.of.begin() + static_cast<std::ptrdiff_t>(probs.top);
-  probs.below_top = std::accumulate(top + 1, probs.of.end(), std::accumulate(probs.of.begin(), top, 0.0));
+  double largest = kHidden<double>, sum = 0;
+  for (size_t n = 0; n < count; ++n) {
+    if (n != probs.top) largest = std::max(largest, probs.logs[n]);
+  }
+  if (largest == kHidden<double>) return probs;
+  for (size_t n = 0; n < count; ++n) {
+    if (n != probs.top) sum += std::exp(probs.logs[n] - largest);
+  }
+  probs.log_below_top = largest + std::log(sum);
   return probs;
 }
 
@@ -179,12 +211,13 @@ RowErrors row_errors(const AttentionArguments& p, const Sequence& s, int64_t hea
   std::vector<double> squares(v.size()), of_scores(v.size()), partial_out(v.size()), of_rest(v.size());
   std::vector<double> of_rounded_v(v.size());
   std::vector<double> furthest(v.size());  // a value from out: a mean never leaves its values
-  const double up = out_of_tiny(p.head_dim_v, out);
-  double partial_sum = 0, of_partial_sums = 0, of_sum = 0, of_top = 0;
+  // And not so far up that those of the smallest steps of P overflow, which are larger than such a row.
+  const double up = std::min(out_of_tiny(p.head_dim_v, out), 0x1p380 / least_prob);
+  double partial_sum = 0, of_partial_sums = 0, of_sum = 0, of_top = 0, of_lower = 0;
   const DropoutFactor dropout(p);
   for (size_t n = 0; n <= at_sink; ++n) {
     const double prob = probs.of[n];
-    if (prob == 0) continue;
+    if (probs.logs[n] == kHidden<double>) continue;
     double error = 0, factor = 0;
     if (n == at_sink) {  // a key without a value
       // Kernels take it against the largest score, which may be far below.
@@ -200,14 +233,17 @@ RowErrors row_errors(const AttentionArguments& p, const Sequence& s, int64_t hea
       error = score_error(p, softmax.scores[n], softmax.max - softmax.scores[n], of);
       factor = dropout.at<double>(s, head, i, j);
     }
-    const double of_score = change(prob, probs.rest(n), error);
-    errors.probs[n] = exp_error(p) + of_score;
+    const double log_rest = probs.log_rest(n), of_score = moved(probs.logs[n], log_rest, error);
+    errors.probs[n] = exp_error(p) * prob + of_score;
     errors.lse += prob * (exp_error(p) + error);
+    of_lower = std::max(of_lower, error + probs.logs[n] / 2);
     partial_sum += prob;
     of_partial_sums += sum_unit(p) * partial_sum;
     of_sum += square(prob * exp_error(p));
-    if (n == probs.top) of_top = of_score;
+    if (n == probs.top) of_top = of_score / prob;
     const double of_rounding = (prob_unit(p) + exp_error(p)) * (prob * factor) + least_prob * factor;
+    const double share = n == probs.top ? 0 : std::exp(probs.logs[n] - probs.log_below_top);
+    const double by_score = n == probs.top ? 0 : of_score / std::exp(log_rest);
     for (size_t c = 0; c < v.size(); ++c) {
       partial_out[c] += prob * factor * v[c];
       squares[c] += square(of_rounding * v[c] * up) + square(sum_unit(p) * partial_out[c] * up);
@@ -216,18 +252,16 @@ RowErrors row_errors(const AttentionArguments& p, const Sequence& s, int64_t hea
       }
       const double apart = factor * v[c] - out[c];
       furthest[c] = std::max(furthest[c], std::abs(apart));
-      if (n == probs.top) continue;
-      of_rest[c] += prob * apart;
-      of_scores[c] += square(of_score / probs.rest(n) * prob * apart * up);
+      of_rest[c] += share * apart;
+      of_scores[c] += square(by_score * apart * up);
     }
   }
   // Equal probabilities, as of a saturated softcap, are all rounded to the same side when they are added.
   of_sum += square(of_partial_sums);
-  errors.lse += of_partial_sums;
+  errors.lse = std::max(errors.lse, of_lower) + of_partial_sums;
   // What the largest gains the others lose together.
-  const double gain = probs.below_top == 0 ? 0 : of_top / probs.below_top;
   for (size_t c = 0; c < v.size(); ++c) {
-    of_scores[c] = std::min(of_scores[c] + square(gain * of_rest[c] * up), square(furthest[c] / 2 * up));
+    of_scores[c] = std::min(of_scores[c] + square(of_top * of_rest[c] * up), square(furthest[c] / 2 * up));
     errors.out[c] =
         std::sqrt(squares[c] + of_scores[c] + of_sum * square(out[c] * up)) / up + std::abs(of_rounded_v[c]);
   }

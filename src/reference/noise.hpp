@@ -13,7 +13,7 @@ namespace tessella::reference {
 
 // Standard errors of a row before its results are rounded.
 struct RowErrors {
-  std::vector<double> probs;     // of every key and of the sink behind them: relative to P_j
+  std::vector<double> probs;     // of P_j of every key, and of the sink behind them
   std::vector<double> products;  // of every key: of q.k
   std::vector<double> out;       // one per element of the row
   double lse = 0;

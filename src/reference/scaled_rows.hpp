@@ -6,15 +6,15 @@
 
 #include "core/sequence.hpp"
 #include "portable/quantize.hpp"
+#include "portable/sequence_rows.hpp"
 #include "reference/element.hpp"
 
 namespace tessella::reference {
 
 namespace detail {
 template <typename Real>
-void load_scaled(const core::AttentionArguments& p, const core::Sequence& s, int64_t j, int64_t kv_head,
-                 const core::Operand& rows, const core::Operand& scales, int64_t count, Real* row) {
-  load_row(p.row_of(rows, s.batch_idx, s.row_kv + j, kv_head), rows.dtype, count, row);
+void scale(const core::AttentionArguments& p, const core::Sequence& s, int64_t j, int64_t kv_head,
+           const core::Operand& scales, int64_t count, Real* row) {
   if (scales.data == nullptr) return;
   const Real scale = load<Real>(p.scale_of(scales, s.batch_idx, s.row_kv + j, kv_head), scales.dtype, 0);
   for (int64_t c = 0; c < count; ++c) row[c] *= scale;
@@ -34,13 +34,22 @@ void load_q(const core::AttentionArguments& p, const core::Sequence& s, int64_t 
 // Key j of the sequence: head_dim_qk elements.
 template <typename Real>
 void load_k(const core::AttentionArguments& p, const core::Sequence& s, int64_t j, int64_t kv_head, Real* row) {
-  detail::load_scaled(p, s, j, kv_head, p.k(), p.tensors[core::Name::k_scale], p.head_dim_qk, row);
+  load_row(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.k().dtype, p.head_dim_qk, row);
+  detail::scale(p, s, j, kv_head, p.tensors[core::Name::k_scale], p.head_dim_qk, row);
 }
 
 // Its value: head_dim_v elements.
 template <typename Real>
 void load_v(const core::AttentionArguments& p, const core::Sequence& s, int64_t j, int64_t kv_head, Real* row) {
-  detail::load_scaled(p, s, j, kv_head, p.v(), p.tensors[core::Name::v_scale], p.head_dim_v, row);
+  if (p.features.has(core::Feature::transposed_v)) {
+    const int64_t place = portable::key_place(s.row_kv + j);
+    for (int64_t c = 0; c < p.head_dim_v; ++c) {
+      row[c] = load<Real>(p.v().row(s.batch_idx, c, kv_head), p.v().dtype, place);
+    }
+  } else {
+    load_row(p.row_of(p.v(), s.batch_idx, s.row_kv + j, kv_head), p.v().dtype, p.head_dim_v, row);
+  }
+  detail::scale(p, s, j, kv_head, p.tensors[core::Name::v_scale], p.head_dim_v, row);
 }
 
 // Out of query i: number times scale is the result. A scale that counts as zero divides by infinity

@@ -11,6 +11,7 @@
 #include "cases/kernels.hpp"
 #include "cases/small_call.hpp"
 #include "tessella/attention.hpp"
+#include "tessella/quantize.hpp"
 
 namespace ts = tessella;
 
@@ -239,6 +240,28 @@ void expect_taken(SmallCall& call, int64_t batch, int64_t rows) {
   call.options.kernel = "reference.attention";
   EXPECT_NO_THROW(ts::plan_forward(call.args, call.options));
   call.options.kernel = "";
+}
+
+// v as quantize writes it for Hopper.
+TEST(Operands, TransposedV) {
+  SmallCall call;
+  set_dtype(call, ts::f8e4m3fn);
+  const auto transposed = [](ts::DType dtype, int64_t dim, int64_t places) {
+    return ts::view_transposed(static_cast<const void*>(g_bytes), dtype, {kBatch, kHeadsKv, dim, places});
+  };
+  call.args.v = transposed(ts::f8e4m3fn, kDim, 128);
+  expect_reason(call, "does not compute f8e4m3fn", takes_float8);
+  call.args.v = transposed(ts::f8e4m3fn, kDim, 64);
+  EXPECT_EQ(invalid(call).find("forward: v has shape ("), 0U);
+  call.args.v = transposed(ts::f32, kDim, 128);
+  EXPECT_EQ(invalid(call), "forward: v.dtype is f32, expected f8e4m3fn or f8e5m2 of a transposed v");
+  call.args.v = transposed(ts::f8e4m3fn, kDim + 1, 128);
+  EXPECT_EQ(invalid(call).find("forward: out.shape[3] is "), 0U);
+  call.args.v = transposed(ts::f8e4m3fn, kDim, 128);
+  call.args.k = call.args.v;
+  EXPECT_EQ(invalid(call),
+            "forward: k has the flag TESSELLA_TRANSPOSED, expected it only for what quantize writes, "
+            "dequantize reads, and attention reads as v");
 }
 
 TEST(Scales, BroadcastByOneRule) {

@@ -92,7 +92,8 @@ const ExpectedError kErrors[] = {
     {"transposed_packed", kPacked, [](QuantizeCall& c) { edit(c.args().out).flags = TESSELLA_TRANSPOSED; }, kInvalid,
      "quantize: out is transposed, expected no such layout beside cu_seqlens"},
     {"transposed_x", kPlain, [](QuantizeCall& c) { edit(c.args().x).flags = TESSELLA_TRANSPOSED; }, kInvalid,
-     "quantize: x has the flag TESSELLA_TRANSPOSED, expected it only for what quantize writes and dequantize reads"},
+     "quantize: x has the flag TESSELLA_TRANSPOSED, expected it only for what quantize writes, dequantize reads, and "
+     "attention reads as v"},
     {"flags", kTransposed, [](QuantizeCall& c) { edit(c.args().out).flags = 6; }, kInvalid,
      "quantize: out.flags is 6, expected 0 or TESSELLA_READ_ONLY"},
     {"rotary_axes", kPlain, [](QuantizeCall& c) { edit(c.args().rotary_cos).ndim = 1; }, kInvalid,

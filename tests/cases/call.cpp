@@ -10,6 +10,7 @@
 #include "cases/tensor_elements.hpp"
 #include "cases/tensor_places.hpp"
 #include "portable/band.hpp"
+#include "portable/sequence_rows.hpp"
 
 namespace tessella::tests {
 namespace {
@@ -40,6 +41,7 @@ Call::Call(const Case& c) : c_(c), is_on_gpu_(runs_on_gpu(c)) {
   if (c_.masked_nan && has_element_masks) spoil_keys_of_no_query();
   make_scores(random);
   make_options();
+  if (c_.transposed_v) transpose_v();
 }
 
 Placement Call::placement() const { return c_.guard ? Placement::guarded : Placement::aligned; }
@@ -337,6 +339,30 @@ void Call::make_keys(Random& random) {
   args_.k_scale = &k_scale_.tensor;
   if (!c_.v_in_k) make_scales(v_, v_scale_, c_.kv_scale, step, random);
   args_.v_scale = c_.v_in_k ? &k_scale_.tensor : &v_scale_.tensor;
+}
+
+// Places of no key hold poison, which is NaN.
+void Call::transpose_v() {
+  View rows = std::move(v_);
+  const tessella_tensor& from = rows.tensor;
+  const int64_t padded = (c_.seqlen_kv + 127) / 128 * 128;
+  tessella_tensor& t = v_.tensor;
+  t = TESSELLA_TENSOR4(nullptr, from.dtype, c_.batch, c_.heads_kv, c_.head_dim_v, padded);
+  t.flags = TESSELLA_TRANSPOSED;
+  v_.memory = Memory(static_cast<size_t>(c_.shift + extent(t)), placement());
+  std::memset(v_.memory.data(), kPoison, v_.memory.size());
+  auto* to = v_.memory.data() + c_.shift;
+  t.data = to;
+  for (int64_t b = 0; b < c_.batch; ++b) {
+    for (int64_t row = 0; row < c_.seqlen_kv; ++row) {
+      for (int64_t head = 0; head < c_.heads_kv; ++head) {
+        for (int64_t c = 0; c < c_.head_dim_v; ++c) {
+          to[((b * c_.heads_kv + head) * c_.head_dim_v + c) * padded + portable::key_place(row)] =
+              static_cast<const std::byte*>(from.data)[element(from, b, row, head) + c];
+        }
+      }
+    }
+  }
 }
 
 // A tensor of factors, or of amax, over rows of q, k, v or out, with poison in it.

@@ -110,6 +110,7 @@ class Call {
   void spoil_keys_of_no_query();
   void make_scores(Random& random);
   void make_options();
+  void transpose_v();
   void make_pages(Random& random);
   void make_slots(Random& random);
   // batch < 0: packed, without a batch axis. has_gaps: of 16 bytes behind every row of a head.

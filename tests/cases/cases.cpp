@@ -26,6 +26,7 @@ void fields(AnyCase& c, Visit visit) {
   visit("scale_block", c.scale_block);
   visit("outliers", c.outliers);
   visit("v_in_k", c.v_in_k);
+  visit("transposed_v", c.transposed_v);
   visit("layout", c.layout);
   visit("shift", c.shift);
   visit("batch", c.batch);
@@ -312,10 +313,13 @@ void draw_float8(Random& random, Case& c) {
   c.out_dtype = random.one_of(kOuts);
   if (c.out_dtype.starts_with("f8")) c.out_scale = scale(0.2);
   c.amax = scale(0.7);
+  c.transposed_v = !c.packed_kv && c.page_size == 0 && !c.cache_batch_idx && random.chance(0.3);
 }
 
 Case of_eight_bits(Case c) {
   Random random(~c.seed);
+  c.out_scale = c.amax = "";
+  c.scale_block = 0;
   if (c.dtype.starts_with("f8")) {
     draw_float8(random, c);
   } else {
@@ -378,7 +382,7 @@ Case supported_by_forward_f8(Case c) {
   c.shift = c.shift / 16 * 16;
   if (c.layout == "sliced" || c.layout == "qkv") c.layout = "bshd";
   c.page_size = (c.page_size + 7) / 8 * 8;
-  if (c.page_size > 0) c.leftpad_kv = false;
+  if (c.page_size > 0 || c.transposed_v) c.leftpad_kv = false;
   return c;
 }
 

@@ -31,12 +31,13 @@ struct Case {
   // (or page, or slot) and head, "bh" of a block of tokens and a head, "th" of each token and head, "ph" the same
   // between the rows of k and v
   std::string kv_scale;
-  std::string q_scale;      // beside q of fp8: likewise, but "ph"
-  std::string out_scale;    // beside out of fp8
-  std::string amax;         // beside any
-  int64_t scale_block = 0;  // tokens of a block of "bh"; 0 = 4
-  bool outliers = false;    // some numbers of fp8 are the largest there is, and some zero
-  bool v_in_k = false;      // v is the first columns of k
+  std::string q_scale;        // beside q of fp8: likewise, but "ph"
+  std::string out_scale;      // beside out of fp8
+  std::string amax;           // beside any
+  int64_t scale_block = 0;    // tokens of a block of "bh"; 0 = 4
+  bool outliers = false;      // some numbers of fp8 are the largest there is, and some zero
+  bool v_in_k = false;        // v is the first columns of k
+  bool transposed_v = false;  // v of fp8 as quantize writes it for Hopper
   // bshd, bhsd, sliced (odd gaps in rows and heads), gaps (the same of 16 elements), qkv (one buffer), huge (gaps of
   // GiB)
   std::string layout = "bshd";

@@ -178,6 +178,22 @@ TEST(EmulatedF8, Features) {
   }
 }
 
+// v as quantize writes it: places behind the last key hold NaN.
+TEST(EmulatedF8, TransposedV) {
+  for (const Change& change :
+       std::vector<Change>{[](Case& c) { c.window_right = 0; }, [](Case& c) { c.seqlen_kv = 128; },
+                           [](Case& c) { c.seqlens_kv = true; }, [](Case& c) { c.seqlen_kv = 0; },
+                           [](Case& c) { c.packed_q = true, c.kv_scale = "th"; },
+                           [](Case& c) { c.window_left = 90, c.window_right = 4, c.masked_nan = true; },
+                           [](Case& c) { c.dense = "bhqk", c.masked_nan = true; },
+                           [](Case& c) { c.head_dim_v = 80, c.heads_kv = 2; }, [](Case& c) { c.head_dim_v = 256; }}) {
+    Case c = base(64, 64);
+    c.transposed_v = true;
+    change(c);
+    expect_right(c);
+  }
+}
+
 TEST(EmulatedF8, Lengths) {
   for (const Change& change : std::vector<Change>{[](Case& c) { c.packed_q = c.packed_kv = true; },
                                                   [](Case& c) { c.packed_q = c.packed_kv = true, c.window_right = 0; },

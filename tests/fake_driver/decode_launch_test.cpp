@@ -326,6 +326,9 @@ TEST(WidenedLaunch, StepsAroundAnotherKernel) {
     EXPECT_NE(planned(p, "").explanation.find(
                   "q, k and v as they are, out of bf16 from f32, amax, by cuda.forward_f8_sm90: "),
               std::string::npos);
+    // A transposed v is read as it is.
+    p.features |= Feature::transposed_v;
+    EXPECT_EQ(num_steps(), 3U);
   });
 }
 

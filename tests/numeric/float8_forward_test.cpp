@@ -103,6 +103,27 @@ TEST_P(Float8, HardNumbers) {
   }
 }
 
+// v as quantize writes it for Hopper: places behind the last key hold NaN.
+TEST_P(Float8, TransposedV) {
+  for (const char* dtype : {"f8e4m3fn", "f8e5m2"}) {
+    for (const char* scale : {"", "sh", "th"}) {
+      Case c = base(dtype);
+      c.transposed_v = true;
+      c.kv_scale = scale;
+      c.seqlen_q = 130;
+      c.seqlen_kv = 290;
+      c.window_right = 0;
+      expect_right(c);
+      c.seqlens_kv = true;
+      c.leftpad_kv = GetParam().name != "cuda.forward_f8_sm90";
+      expect_right(c);
+      c.out_dtype = "f8e4m3fn";
+      c.amax = "h";
+      expect_right(c);
+    }
+  }
+}
+
 TEST_P(Float8, PackedRows) {
   for (const char* scale : {"sh", "bh"}) {
     Case c = base("f8e4m3fn");

@@ -121,6 +121,13 @@ def require_array(name: str, array: Any) -> None:
         )
 
 
+def _swap(tensor: d.Tensor) -> None:
+    """Swaps the two axes before the last."""
+    rows, heads = tensor.ndim - 2, tensor.ndim - 3
+    for sizes in (tensor.shape, tensor.strides):
+        sizes[rows], sizes[heads] = sizes[heads], sizes[rows]
+
+
 class Slot:
     """One tessella_tensor of a call. It remembers its signature: the next such array changes the address."""
 
@@ -243,6 +250,14 @@ class Slot:
             tensor.shape[last] *= 2
             self.shape = (*self.shape[:-1], 2 * self.shape[-1])
 
+    def set_transposed(self, is_swapped: bool) -> None:
+        """Takes what was read for a tensor of 8 bits whose rows lie along its last axis."""
+        tensor = self.tensor
+        self.dtype = None  # what was remembered is overwritten
+        tensor.flags |= d.TRANSPOSED
+        if is_swapped and tensor.ndim >= 3:
+            _swap(tensor)
+
     def _read_dlpack(self, array: Any, is_swapped: bool, stream: int | None) -> None:
         self.dtype = None  # what was remembered is overwritten
         problem = kind_of(array).problem(array)
@@ -266,9 +281,7 @@ class Slot:
         if 0 in self.shape:
             tensor.strides[tensor.ndim - 1] = 1
         if is_swapped and tensor.ndim >= 3:
-            rows, heads = tensor.ndim - 2, tensor.ndim - 3
-            for sizes in (tensor.shape, tensor.strides):
-                sizes[rows], sizes[heads] = sizes[heads], sizes[rows]
+            _swap(tensor)
 
     @staticmethod
     def _capsule(array: Any, stream: int | None) -> Any:

@@ -51,6 +51,11 @@ def out_shape(q: Sequence[int], v: Sequence[int]) -> tuple[int, ...]:
     return (*q[:-1], *v[-1:])
 
 
+def transposed_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape with the last two axes swapped."""
+    return (*shape[:-2], *reversed(shape[-2:]))
+
+
 def lse_shape(q: Sequence[int], swapped: bool) -> tuple[int, ...]:
     """The shape of lse, (batch, heads_q, seqlen_q) or what of it q has, from that of q."""
     lead = tuple(q[:-1])
@@ -140,7 +145,7 @@ class Call:
         slots, swapped = self.slots, self.is_swapped
         q_shape = slots["q"].shape
         if out is None:
-            out = self.kind.empty("out", out_shape(q_shape, slots["v"].shape), self._out_code(), q)
+            out = self.kind.empty("out", out_shape(q_shape, self._v_shape()), self._out_code(), q)
         else:
             kind_of(out).require_writable("out")
         slots["out"].read(out, swapped, self.dlpack_stream)
@@ -162,7 +167,7 @@ class Call:
         """Outputs without memory, for what only asks about the call."""
         slots, swapped = self.slots, self.is_swapped
         q = slots["q"]
-        slots["out"].describe(self._out_code(), q.tensor, out_shape(q.shape, slots["v"].shape), swapped)
+        slots["out"].describe(self._out_code(), q.tensor, out_shape(q.shape, self._v_shape()), swapped)
         if return_lse:
             slots["lse"].describe(d.F32, q.tensor, lse_shape(q.shape, swapped), False)
             self.pass_array("lse")
@@ -172,6 +177,11 @@ class Call:
         slots = self.slots
         slots["schedule"].describe(d.I32, slots["q"].tensor, (1,), False)
         self.pass_array("schedule")
+
+    def _v_shape(self) -> tuple[int, ...]:
+        """The shape of v with head_dim as the last axis."""
+        v = self.slots["v"]
+        return transposed_shape(v.shape) if v.tensor.flags & d.TRANSPOSED else v.shape
 
     def _out_code(self) -> int:
         return out_code(self.options.out_dtype, self.slots["q"].tensor.dtype)
@@ -201,6 +211,10 @@ class Call:
         """Says what the bytes of k and v are."""
         self.slots["k"].view_as(code)
         self.slots["v"].view_as(code)
+
+    def set_v_transposed(self) -> None:
+        """Says that v is as quantize writes it, (batch, heads, head_dim, keys in whole tiles)."""
+        self.slots["v"].set_transposed(self.is_swapped)
 
     def run(self, run: Callable[[], int]) -> None:
         """Calls C: run(). Raises unless its status is OK."""

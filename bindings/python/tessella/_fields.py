@@ -38,6 +38,9 @@ class Fields(Protocol):
     def set_kv_dtype(self, code: int) -> None:
         """Says what the bytes of k and v are."""
 
+    def set_v_transposed(self) -> None:
+        """Says that v is (batch, heads, head_dim, keys in whole tiles)."""
+
 
 def set_options(fields: Fields, options: Mapping[str, Any]) -> None:
     """Writes what `options` say, tessella.Options by name; None means absent."""
@@ -158,6 +161,11 @@ def _set_kv_dtype(fields: Fields, name: str, value: Any) -> None:
     fields.set_kv_dtype(cache_code(name, value))
 
 
+def _set_v_transposed(fields: Fields, name: str, value: Any) -> None:
+    if switch(name, value):
+        fields.set_v_transposed()
+
+
 def _set_cancel(fields: Fields, name: str, value: Any) -> None:
     fields.set_option(name, pointer_of(name, value))
 
@@ -176,6 +184,7 @@ _OF_KIND: dict[str, Callable[[Fields, str, Any], None]] = {
     "cancel": _set_cancel,
     "mask": _set_mask,
     "kv_dtype": _set_kv_dtype,
+    "v_transposed": _set_v_transposed,
 }
 # Keywords that mean more than their kind says.
 _OF_NAME = {"amax": _set_output, "seed": _set_seed, "offset": _set_seed, "deterministic": _set_deterministic}

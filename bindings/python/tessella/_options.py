@@ -97,6 +97,8 @@ class Options(TypedDict, total=False):
     mod_args: at most 8 dense arrays that score_mod and mask_mod read; float32, bfloat16, float16, int32 or bool.
     kv_dtype: of k and v that are arrays of uint8, what their bytes are: "int4" (two a byte, the first in the low bits,
         so that the last axis has half of head_dim), "int8" or "float8_e4m3fn". None = their own dtype.
+    v_transposed: v is (batch, heads, head_dim, seqlen_kv in whole tiles of 128), as `quantize` writes it with
+        transposed=True.
     """
 
     mask: tessella.Mask | str | None
@@ -146,6 +148,7 @@ class Options(TypedDict, total=False):
     offset: Any
     mod_args: Sequence[Any]
     kv_dtype: Any
+    v_transposed: bool
 
 
 # Keyword -> what its value is.
@@ -197,6 +200,7 @@ KINDS = {
     "offset": "tensor",
     "mod_args": "tensors",
     "kv_dtype": "kv_dtype",
+    "v_transposed": "v_transposed",
 }
 
 # Options of words -> their words, by their numbers in C.
@@ -423,6 +427,6 @@ SCHEMAS = {
         "score_mod=None, str? mask_mod=None, SymInt scale_block=0, ScalarType? out_dtype=None, bool "
         "batch_invariant=False, int query_class=0, int num_splits=0, int num_sms=0, int? num_threads=None, bool "
         "check_device_values=False, SymInt max_seqlen_q=0, SymInt max_seqlen_kv=0, str? kernel_name=None, bool "
-        "cache_settled=False, str? kv_dtype=None"
+        "cache_settled=False, str? kv_dtype=None, bool v_transposed=False"
     ),
 }

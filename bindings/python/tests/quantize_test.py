@@ -119,6 +119,40 @@ def test_transposed():
     np.testing.assert_array_equal(swapped.swapaxes(1, 2), back)
 
 
+def test_attention_of_transposed_v():
+    q, k, v = normal(2, 40, 4, 32), normal(2, 150, 2, 32), normal(2, 150, 2, 48)
+    q8, q_scale = tessella.quantize(q, scale="head")
+    k8, k_scale = tessella.quantize(k, scale="head")
+    scales = {"q_scale": q_scale, "k_scale": k_scale, "out_dtype": "float32"}
+    rows, v_scale = tessella.quantize(v, scale="head")
+    columns, same_scale = tessella.quantize(v, scale="head", transposed=True)
+    np.testing.assert_array_equal(v_scale, same_scale)
+    want = tessella.attention(q8, k8, rows, v_scale=v_scale, mask="causal", **scales)
+    out = tessella.attention(q8, k8, columns, v_scale=v_scale, mask="causal", v_transposed=True, **scales)
+    np.testing.assert_array_equal(out, want)
+    assert tessella.check(q8, k8, columns, out, v_scale=v_scale, mask="causal", v_transposed=True, **scales).passed
+    swapped = tessella.attention(
+        q8.swapaxes(1, 2),
+        k8.swapaxes(1, 2),
+        columns,
+        layout="bhsd",
+        v_scale=v_scale,
+        mask="causal",
+        v_transposed=True,
+        **scales,
+    )
+    np.testing.assert_array_equal(swapped.swapaxes(1, 2), want)
+    # The slot of v forgets.
+    again = tessella.attention(q8, k8, rows, v_scale=v_scale, mask="causal", **scales)
+    np.testing.assert_array_equal(again, want)
+    for wrong, said in [
+        (columns[..., :128], r"v has shape \(2, 2, 48, 128\), expected \(2, 2, 48, 256\)"),
+        (rows, r"v has shape \(2, 150, 2, 48\), expected \(2, 2, 2, 256\)"),
+    ]:
+        with pytest.raises(tessella.InvalidArgument, match=said):
+            tessella.attention(q8, k8, wrong, v_transposed=True)
+
+
 def test_bytes():
     x, out = normal(3, 2, 16), np.zeros((3, 2, 16), np.uint8)
     same, scale = tessella.quantize(x, "float8_e5m2", out=out)

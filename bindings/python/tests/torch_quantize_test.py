@@ -46,6 +46,24 @@ def test_transposed_shifts_and_rotary(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_attention_of_transposed_v(layout, device):
+    shape = (2, 150, 2, 32) if layout == "bshd" else (2, 2, 150, 32)
+    q, k, v = (normal(*shape, device=device, dtype=torch.bfloat16) for _ in range(3))
+    q8, k8 = (x.to(torch.float8_e4m3fn) for x in (q, k))
+    named = {"mask": "causal", "layout": layout}
+    rows, scale = tt.quantize(v, scale="head", layout=layout)
+    columns, _ = tt.quantize(v, scale="head", layout=layout, transposed=True)
+    want = tt.attention(q8, k8, rows, v_scale=scale, **named)
+    out = tt.attention(q8, k8, columns, v_scale=scale, v_transposed=True, **named)
+    assert out.dtype == torch.bfloat16
+    same([out, tessella.attention(q8, k8, columns, v_scale=scale, v_transposed=True, **named)], [want, want])
+    same([tt.attention(q8, k8, rows, v_scale=scale, **named)], [want])  # the next call forgets
+    with pytest.raises(tessella.Unsupported, match="transposed v"):
+        tt.attention(q.requires_grad_(), k8, columns, v_transposed=True, layout=layout)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_given_scales_are_returned(device):
     x, scales = normal(7, 2, 16, device=device), torch.full((1,), 0.01, device=device)
     cu = torch.tensor([0, 3, 7], dtype=torch.int32, device=device)

@@ -47,6 +47,7 @@ struct Tensors {
   std::vector<at::Tensor> mod_args = {};
   // What bytes of k and v of u8 are: i4 (two in each, the first in the low bits), i8 or f8e4m3fn.
   DType kv_dtype = DType::none;
+  bool v_transposed = false;  // v is what quantize writes with is_transposed
   // What the mask views, if the graph is to keep it until the backward is done.
   std::vector<at::Tensor> mask_arrays = {};
 };
@@ -58,9 +59,10 @@ inline TensorView view(const at::Tensor& tensor, const char* name) { return view
 inline TensorView required(const at::Tensor& tensor, const char* name) { return required("attention", tensor, name); }
 
 inline ForwardArgs forward_args(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Tensors& tensors) {
-  ForwardArgs args{.q = required(q, "q"),
-                   .k = as_cache("attention", required(k, "k"), "k", tensors.kv_dtype),
-                   .v = as_cache("attention", required(v, "v"), "v", tensors.kv_dtype)};
+  ForwardArgs args{
+      .q = required(q, "q"),
+      .k = as_cache("attention", required(k, "k"), "k", tensors.kv_dtype),
+      .v = as_cache("attention", elements("attention", v, "v", tensors.v_transposed), "v", tensors.kv_dtype)};
   // generated: views, from src/api/arguments.toml
   args.out = view(tensors.out, "out");
   args.lse = view(tensors.lse, "lse");
@@ -89,6 +91,7 @@ inline ForwardArgs forward_args(const at::Tensor& q, const at::Tensor& k, const 
 }
 
 inline int64_t head_dim_v(const at::Tensor& v, const Tensors& tensors) {
+  if (tensors.v_transposed && v.dim() > 2) return v.size(-2);
   return v.size(-1) * (tensors.kv_dtype == i4 && v.scalar_type() == at::kByte ? 2 : 1);
 }
 

@@ -29,14 +29,14 @@
 namespace tessella::device {
 
 template <ForwardSm90Config C>
-struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
+struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, false> {
   static_assert(C.score.elements == portable::Elements{Element::e4m3, Element::e4m3, Element::e4m3});
-  using Base = WarpgroupBaseSm90<C, true>;
+  using Base = WarpgroupBaseSm90<C, false>;
   using Block = BlockSm90<C>;
   using QueryTile = typename Block::QueryTile;
   using Scores = ScoresF8Sm90<C>;
   using Base::block, Base::p, Base::at, Base::q, Base::k, Base::v;
-  using Base::meet, Base::wait_for_turn, Base::give_turn, Base::release, Base::release_q, Base::negate_q, Base::skip;
+  using Base::meet, Base::release, Base::release_q, Base::negate_q, Base::skip;
   static constexpr int kRowBytes = Block::kRowBytes;
   static constexpr int kBlocks = Scores::kBlocks, kBlocksV = C.head_dim_v / 8, kStepsQ = C.head_dim_qk / 32;
   static constexpr int kColumns = portable::columns_at_once(C);  // of v, in t
@@ -150,11 +150,9 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
     scores.load_scale(block.s_scales_of_k(k));
     const Operand<> of_q = operand_q();
     const Operand<> of_k = operand_k();
-    wait_for_turn();
     begin_scores(s[0], of_q, of_k);
     clear_output();
     ptx::wait_products<0>(s[0]);
-    give_turn();
     bool is_last = scores.walk.is_last(at, tile);
     take_tile<false, false>(s, tile, is_last);
 #pragma unroll 1
@@ -179,11 +177,9 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
     const Operand<C.tile_kv> of_v = operand_v();
     k.wait_full();
     scores.load_scale(block.s_scales_of_k(k));
-    wait_for_turn();
     begin_scores(s[0], of_q, of_k);
     begin_output(0, of_v);
     ptx::wait_products<1>(s[0]);
-    give_turn();
   }
   // Makes probabilities of a tile's scores. HasOutput: the output of the tile before has begun.
   template <bool IsFull, bool HasOutput>
@@ -258,7 +254,6 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, true> {
   }
 
   __device__ __forceinline__ void run() {
-    Base::begin_turns();
     while (at.find_query_tile()) {
       const WarpgroupTiles& computed = at.computed();
       float by[1][2];

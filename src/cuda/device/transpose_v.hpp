@@ -60,7 +60,8 @@ __global__ void __launch_bounds__(portable::kTransposeThreads) transpose_v(const
         words[w] |= ptx::load_byte(s_rows + row * kRowBytes + column) << b * 8;
       }
     }
-    auto* to = reinterpret_cast<uint4*>(p.to + (static_cast<int64_t>(head) * p.forward.head_dim_v + column) * p.keys +
+    auto* to = reinterpret_cast<uint4*>(p.to + batch_idx * p.batch_stride +
+                                        (static_cast<int64_t>(head) * p.forward.head_dim_v + column) * p.keys +
                                         transposed_at(p.forward, batch_idx, of) + first + key);
     to[0] = {words[0], words[1], words[2], words[3]};
     to[1] = {words[4], words[5], words[6], words[7]};

@@ -9,6 +9,7 @@
 #include "cuda/device/tile/widened.hpp"
 #include "portable/float8.hpp"
 #include "portable/quantize.hpp"
+#include "portable/sequence_rows.hpp"
 #include "portable/widen_params.hpp"
 
 namespace tessella::device {
@@ -79,7 +80,7 @@ __device__ __forceinline__ void widen_row(const WidenTensor& t, int64_t from_at,
   if (t.vectors == 0) {
     for (int32_t column = lane; column < t.head_dim; column += 1 << t.log2_lanes) {
       float values[4];
-      word_to_floats<C.from>(from[column], values);
+      word_to_floats<C.from>(from[column * t.column_stride], values);
       const float product[1] = {values[0] * scale};
       store_piece<C.into>(t.into.data, into_at + column, product);
     }
@@ -144,6 +145,7 @@ __global__ void __launch_bounds__(portable::kWidenThreads, portable::kWidenBlock
       const int64_t of_batch = rows.cu_seqlens.data != nullptr ? row.sequence : batch_idx;
       scale = static_cast<const float*>(t.scale.data)[row.scale_at(rows, t.scale, of_batch, row_idx)];
     }
+    if (t.is_transposed != 0) row_idx = portable::key_place(row_idx);
     widen_row<C>(t, offset(t.from, batch_idx, row_idx, row.head_idx),
                  offset(t.into, row.batch_idx, row.row_idx, row.head_idx), scale, lane);
   }

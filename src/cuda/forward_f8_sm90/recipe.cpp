@@ -23,22 +23,24 @@ using portable::ForwardSm90Config;
 using portable::ForwardSm90Params;
 using portable::kKeyTile;
 
-// Keys of v as it is transposed, of all sequences (device/tile/transposed_v.hpp).
-int64_t transposed_keys(const AttentionShape& p) {
-  if (p.features.has(Feature::packed_kv)) return (p.total_kv / kKeyTile + p.batch) * kKeyTile;
-  return (p.seqlen_kv + kKeyTile - 1) / kKeyTile * kKeyTile * p.batch;
-}
+bool is_transposed(const AttentionShape& p) { return p.features.has(Feature::transposed_v); }
 
 int64_t key_tiles(const AttentionShape& p) { return (p.seqlen_kv + kKeyTile - 1) / kKeyTile; }
 int64_t transpose_blocks(const AttentionShape& p) { return key_tiles(p) * p.heads_kv * p.batch; }
 
-// Scratch: what a tile map takes, then v.
+// Axes of v as it is transposed (device/tile/transposed_v.hpp).
+int64_t transposed_batch(const AttentionShape& p) { return p.features.has(Feature::packed_kv) ? 1 : p.batch; }
+int64_t transposed_keys(const AttentionShape& p) {
+  return (p.features.has(Feature::packed_kv) ? p.total_kv / kKeyTile + p.batch : key_tiles(p)) * kKeyTile;
+}
+
+// Scratch: what a tile map takes, then v, unless the caller's is transposed.
 struct Scratch {
   int64_t v, bytes;
 
   Scratch(const AttentionShape& p, const TileMap& map) {
     v = (map.seen_bytes() + map.bytes() + 127) / 128 * 128;
-    bytes = v + p.heads_kv * p.head_dim_v * transposed_keys(p);
+    bytes = is_transposed(p) ? v : v + transposed_batch(p) * p.heads_kv * p.head_dim_v * transposed_keys(p);
   }
 };
 
@@ -59,12 +61,15 @@ std::string ineligible(const AttentionShape& p, const ForwardSm90Config& config,
   }
   constexpr int64_t kMostKeys = int64_t{1} << 31;
   if (transposed_keys(p) >= kMostKeys) {
-    return message("takes fewer than ", kMostKeys, " keys of all sequences; these have ", transposed_keys(p));
+    return message("takes fewer than ", kMostKeys, " keys of all packed sequences; these have ", transposed_keys(p));
   }
-  if (transpose_blocks(p) > kMaxBlocks) {
+  if (is_transposed(p) && p.features.has(Feature::leftpad_kv)) {
+    return "takes no transposed v beside leftpad_kv: its first key lies within a tile";
+  }
+  if (!is_transposed(p) && transpose_blocks(p) > kMaxBlocks) {
     return message("batch * heads_kv * seqlen_kv makes ", transpose_blocks(p), " tiles of v, at most ", kMaxBlocks);
   }
-  if (p.num_sms > 0 && p.num_sms < device.num_sms) {
+  if (!is_transposed(p) && p.num_sms > 0 && p.num_sms < device.num_sms) {
     return message("the step that transposes v leaves no multiprocessor free, and num_sms is ", p.num_sms, " of ",
                    device.num_sms);
   }
@@ -72,12 +77,12 @@ std::string ineligible(const AttentionShape& p, const ForwardSm90Config& config,
   return too_large(p, config);
 }
 
-std::string description(const ForwardSm90Config& c) {
+std::string description(const ForwardSm90Config& c, bool transposes) {
   const portable::ForwardSm90Layout layout = portable::forward_sm90_layout(c);
   return message("tiles ", c.tile_q, " x ", c.tile_kv, ", head dims as compiled ", c.head_dim_qk, " and ", c.head_dim_v,
                  ", ", c.scales == portable::KeyScales::key ? "a factor a key" : "a factor a tile of keys", ", ",
                  layout.q_slots, " slots of q, ", layout.k_stages, " stages of k and ", layout.v_stages, " of v, ",
-                 layout.bytes, " bytes of shared memory; v is transposed before");
+                 layout.bytes, " bytes of shared memory", transposes ? "; v is transposed before" : "");
 }
 
 ForwardSm90Params params_of(const AttentionArguments& p, const ForwardSm90Config& config, const TileMap& map,
@@ -90,10 +95,13 @@ ForwardSm90Params params_of(const AttentionArguments& p, const ForwardSm90Config
   return params;
 }
 
+// (batch or 1, head_dim_v, heads_kv, keys), as the caller has given it or in scratch.
 core::Operand transposed_v(const AttentionArguments& p, const TileMap& map, const core::Workspace& workspace) {
+  if (is_transposed(p)) return p.v();
   const int64_t keys = transposed_keys(p);
   return {.data = static_cast<std::byte*>(workspace.scratch) + Scratch(p, map).v,
           .dtype = p.v().dtype,
+          .batch_stride = p.features.has(Feature::packed_kv) ? 0 : p.heads_kv * p.head_dim_v * keys,
           .row_stride = keys,
           .head_stride = p.head_dim_v * keys};
 }
@@ -106,8 +114,9 @@ ForwardSm90Params params_with_maps(const AttentionArguments& p, const ForwardSm9
   const auto box = [&](int32_t rows) { return Box{portable::box_columns(config.score.elements.q), rows}; };
   params.q = tensor_map(p.q(), {batch_q, rows_q, p.heads_q, p.head_dim_qk}, box(portable::kWarpgroupRows));
   params.k = tensor_map(p.k(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_qk}, box(params.box_kv));
-  params.v = tensor_map(transposed_v(p, map, workspace), {1, p.head_dim_v, p.heads_kv, transposed_keys(p)},
-                        {config.tile_kv, config.head_dim_v});
+  params.v =
+      tensor_map(transposed_v(p, map, workspace), {transposed_batch(p), p.head_dim_v, p.heads_kv, transposed_keys(p)},
+                 {config.tile_kv, config.head_dim_v});
   return params;
 }
 
@@ -121,12 +130,13 @@ Step transpose_step(const ForwardSm90Config& config) {
             const AttentionArguments& p = core::attention(call);
             const TileMap map = tile_map(p, config);
             if (!has_rows(p, map) || transpose_blocks(p) == 0) return std::nullopt;
-            const portable::TransposeVParams params{
-                .forward = params_of(p, config, map, workspace, at_once).forward,
-                .to = reinterpret_cast<uint8_t*>(transposed_v(p, map, workspace).data),
-                .keys = transposed_keys(p),
-                .key_tiles = portable::divisor(static_cast<int32_t>(key_tiles(p))),
-                .heads_kv = portable::divisor(static_cast<int32_t>(p.heads_kv))};
+            const core::Operand into = transposed_v(p, map, workspace);
+            const portable::TransposeVParams params{.forward = params_of(p, config, map, workspace, at_once).forward,
+                                                    .to = reinterpret_cast<uint8_t*>(into.data),
+                                                    .keys = into.row_stride,
+                                                    .batch_stride = into.batch_stride,
+                                                    .key_tiles = portable::divisor(static_cast<int32_t>(key_tiles(p))),
+                                                    .heads_kv = portable::divisor(static_cast<int32_t>(p.heads_kv))};
             return Launch{{static_cast<unsigned>(transpose_blocks(p)), 1, 1}, Parameters(params)};
           }};
 }
@@ -138,12 +148,12 @@ Recipe forward_f8_sm90_recipe(const core::Shape& shape, const DeviceInfo& device
   const auto config = forward_f8_sm90_config(bounds);
   if (std::string reason = ineligible(bounds, config, device); !reason.empty()) return {.ineligible = reason};
   const std::string user = user_source(bounds.score_mod, bounds.mask_mod);
-  Recipe recipe{.workspace = workspace_of(bounds, config), .description = description(config)};
+  Recipe recipe{.workspace = workspace_of(bounds, config), .description = description(config, !is_transposed(bounds))};
   add_mask_passes(
       recipe, bounds, config, user,
       [config](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,
                const Concurrency& at_once) { return params_of(arguments, config, map, workspace, at_once).forward; });
-  recipe.steps.push_back(transpose_step(config));
+  if (!is_transposed(bounds)) recipe.steps.push_back(transpose_step(config));
   recipe.steps.push_back(hopper_forward_step(
       forward_f8_sm90_program(config, user), config,
       [config](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,

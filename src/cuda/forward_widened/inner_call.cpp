@@ -51,7 +51,8 @@ AttentionShape inner_shape(AttentionShape p, const Around& around) {
   if (around.widens_kv) {
     p.operands[Name::k] = {dtype, alignment(dtype, p.head_dim_qk)};
     p.operands[Name::v] = {dtype, alignment(dtype, p.head_dim_v)};
-    p.features = p.features.without(Feature::paged_kv | Feature::cache_batch_idx | Feature::kv_scales);
+    p.features =
+        p.features.without(Feature::paged_kv | Feature::cache_batch_idx | Feature::kv_scales | Feature::transposed_v);
     p.page_size = 0;
     p.v_in_k = false;
     if (!p.features.has(Feature::packed_kv)) p.total_kv = p.seqlen_kv;

@@ -114,10 +114,20 @@ WidenRows rows(const AttentionArguments& a, const core::Table<int32_t>& cu_seqle
 }
 WidenRows rows_q(const AttentionArguments& a) { return rows(a, a.cu_seqlens_q, a.seqlens_q, a.total_q, a.heads_q); }
 
-WidenTensor tensor(const Operand& from, const Operand& into, const Operand& scale, int64_t head_dim, bool is_of_keys) {
-  const bool vectors = are_vectors(from, into, head_dim);
-  return {operand(from),   operand(into),     operand(scale), narrow(head_dim), log2_lanes(head_dim, vectors),
-          vectors ? 1 : 0, is_of_keys ? 1 : 0};
+WidenTensor tensor(const Operand& from, const Operand& into, const Operand& scale, int64_t head_dim, bool is_of_keys,
+                   bool is_transposed = false) {
+  const bool vectors = !is_transposed && are_vectors(from, into, head_dim);
+  Operand rows = from;
+  if (is_transposed) rows.row_stride = 1;
+  return {.from = operand(rows),
+          .into = operand(into),
+          .column_stride = is_transposed ? from.row_stride : 1,
+          .scale = operand(scale),
+          .head_dim = narrow(head_dim),
+          .log2_lanes = log2_lanes(head_dim, vectors),
+          .vectors = vectors ? 1 : 0,
+          .is_of_keys = is_of_keys ? 1 : 0,
+          .is_transposed = is_transposed ? 1 : 0};
 }
 
 // Blocks of a step that moves so many rows.
@@ -141,7 +151,8 @@ std::optional<Launch> widen_launch(const AttentionArguments& a, const AttentionA
   }
   if (around.widens_kv) {
     add(params.tensors[1], params.kv, tensor(a.k(), inner.k(), a.tensors[Name::k_scale], a.head_dim_qk, true));
-    add(params.tensors[2], params.kv, tensor(a.v(), inner.v(), a.tensors[Name::v_scale], a.head_dim_v, true));
+    add(params.tensors[2], params.kv,
+        tensor(a.v(), inner.v(), a.tensors[Name::v_scale], a.head_dim_v, true, a.features.has(Feature::transposed_v)));
     params.page_table = table(a.page_table);
     params.page_size = divisor(narrow(a.page_size));
     params.num_pages = narrow(a.num_pages);

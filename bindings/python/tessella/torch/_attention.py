@@ -58,6 +58,9 @@ class _Arguments:
     def set_kv_dtype(self, code: int) -> None:
         self.named["kv_dtype"] = CACHE_DTYPES[code]
 
+    def set_v_transposed(self) -> None:
+        self.named["v_transposed"] = True
+
 
 def _no_tensor(arrays: dict[str, Any]) -> str:
     """What to say of the first of the arrays that is not torch's."""

@@ -15,7 +15,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from .. import _declarations as d
 from .._arrays import dtype_of
 from .._backward_call import BITS, GRADIENTS
-from .._call import is_swapped, lse_shape, out_code, out_shape
+from .._call import is_swapped, lse_shape, out_code, out_shape, transposed_shape
 from .._library import library
 from .._options import SCHEMAS
 from ._schema import TORCH_DTYPES
@@ -130,7 +130,7 @@ def new_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> 
     """Memory for out; arguments are the operator's."""
     asked = named.get("out_dtype")
     code = out_code(0 if asked is None else dtype_of("out_dtype", asked), dtype_of("q", q.dtype))
-    shape = out_shape(q.shape, v.shape)
+    shape = out_shape(q.shape, transposed_shape(v.shape) if named.get("v_transposed") else v.shape)
     if named.get("kv_dtype") == "int4":  # two a byte of v
         shape = (*shape[:-1], 2 * shape[-1])
     return q.new_empty(shape, dtype=TORCH_DTYPES[code])

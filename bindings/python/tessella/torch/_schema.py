@@ -101,6 +101,7 @@ OF_CACHES = {
     "amax": "scales",
     "scale_block": "scales",
     "kv_dtype": "quantised caches",
+    "v_transposed": "transposed v",
 }
 OF_CACHES |= {name: f"calls with {name}" for name in _ONLY_CACHED if name not in OF_CACHES}
 # Those of attention alone: of dropout and of gradients.

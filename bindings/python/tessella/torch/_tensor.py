@@ -119,6 +119,10 @@ class TensorSlot(Slot):
         super().view_as(code)
         self.signature = ()
 
+    def set_transposed(self, is_swapped: bool) -> None:
+        super().set_transposed(is_swapped)
+        self.signature = ()
+
     def make(self, shape: tuple[int, ...], dtype: Any, is_swapped: bool, like: torch.Tensor) -> torch.Tensor:
         """A new tensor on the device of `like`; what the arguments tell is not read from it."""
         array: torch.Tensor = like.new_empty(size=shape, dtype=dtype)
@@ -207,9 +211,9 @@ class TensorCall(Call):
         """Reads the inputs of an operator."""
         arrays = {name: array for name, array in named.items() if name in _ARRAYS or name == "mod_args"}
         scalars = {name: value for name, value in named.items() if name not in arrays} if arrays else named
-        kv_dtype = named.get("kv_dtype")
-        if kv_dtype is not None:
-            scalars = {name: value for name, value in scalars.items() if name != "kv_dtype"}
+        kv_dtype, v_transposed = named.get("kv_dtype"), named.get("v_transposed", False)
+        if kv_dtype is not None or v_transposed:
+            scalars = {name: value for name, value in scalars.items() if name not in ("kv_dtype", "v_transposed")}
         device_idx = q.get_device()
         if device_idx >= 0:
             self.stream = current_stream(device_idx)
@@ -221,6 +225,8 @@ class TensorCall(Call):
         self.read_operands(q, k, v)
         if kv_dtype is not None:
             self.set_kv_dtype(cache_code("kv_dtype", kv_dtype))
+        if v_transposed:
+            self.set_v_transposed()
         for name, array in arrays.items():
             if array is None:
                 continue

@@ -265,7 +265,8 @@ struct BlockSm90 {
       // A tile whose factor is 0 is one of zeros, which the engine finds behind the last head.
       const bool is_zero = C.scales == portable::KeyScales::tile && ptx::load_word(s_scales_of_v(v)) << 1 == 0;
       const int32_t first = transposed_at(p.forward, of.work.batch_idx, of.sequence) + of.first_key(tile);
-      ptx::copy_box(s_v(v), p.v, v.full(), first, 0, is_zero ? p.forward.heads_q.value : of.head_kv, 0);
+      ptx::copy_box(s_v(v), p.v, v.full(), first, 0, is_zero ? p.forward.heads_q.value : of.head_kv,
+                    batch_of(p.forward.cu_seqlens_kv, of.work.batch_idx));
     }
     v.advance();
   }
