@@ -18,7 +18,8 @@ constexpr const char* kExamples =
     R"(What quantisation to 8 bits (f8e4m3fn) does to the result of attention, of a few queries that see every key: the root of
 the mean squared error (RMSE) against float64 of the bf16 inputs, by kind of scale, with and without incoherent
 processing of q and k. Kernels of a GPU's matrix units round the probabilities to 8 bits too; a CPU's do not.
-emulated: FlashAttention-3's kernel with a scale a head and incoherent processing, in loops on the CPU.
+emulated: FlashAttention-3's kernel with a scale a head and incoherent processing, in loops on the CPU, whose sums are
+those of Hopper's matrix unit.
 
 Examples:
   tessella bench fp8-error --seqlen 1k
