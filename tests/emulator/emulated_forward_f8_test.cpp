@@ -135,6 +135,28 @@ TEST(EmulatedF8, TilesFarBelowTheMaximum) {
   }
 }
 
+// One key has its row to itself, whatever fraction its score has: its probability is not rounded.
+TEST(EmulatedF8, TheLargestProbabilityHasNoError) {
+  constexpr int64_t kKeys = 300, kHeadDim = 64;
+  constexpr uint8_t kOne = 0x38, kThree = 0x44;
+  for (const double scale : {40.0, 41.3, 97.77}) {
+    Case c = base(kHeadDim, kHeadDim);
+    c.out_dtype = "f32";
+    c.q_scale = c.kv_scale = "";
+    c.batch = c.heads_q = 1;
+    c.seqlen_q = 3;
+    c.seqlen_kv = kKeys;
+    c.scale = scale;
+    Call call(c);
+    fill_bytes(*call.args().q, [](int64_t, int64_t d) { return d == 5 ? kOne : uint8_t{0}; });
+    fill_bytes(*call.args().k, [](int64_t i, int64_t d) { return d == 5 && i == 130 ? kOne : uint8_t{0}; });
+    fill_bytes(*call.args().v, [](int64_t i, int64_t) { return i == 130 ? kThree : kOne; });
+    ASSERT_EQ(run_recipe(call, cuda::forward_f8_sm90_recipe, 0, 1), "");
+    const auto* out = static_cast<const float*>(call.args().out->data);
+    for (int64_t i = 0; i < 3 * kHeadDim; ++i) ASSERT_NEAR(out[i], 3, 1e-5) << scale;
+  }
+}
+
 TEST(EmulatedF8, Bands) {
   for (const Change& change :
        std::vector<Change>{[](Case& c) { c.window_right = 0; }, [](Case& c) { c.window_left = 90, c.window_right = 4; },

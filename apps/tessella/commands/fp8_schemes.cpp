@@ -101,9 +101,9 @@ float rounded_to_e4m3(float x) {
   return std::nearbyint(x / step) * step;
 }
 
-// sums[j] += sum over c of a[c] * b[c * stride + j], for at most kBlock sums, as Hopper's matrix unit adds products of 8
-// bits: 32 of them and the sum so far, each cut, toward zero, 13 bits below the largest (DeepSeek-V3, arXiv 2412.19437,
-// section 3.5.2).
+// sums[j] += sum over c of a[c] * b[c * stride + j], for at most kBlock sums, as Hopper's matrix unit adds products of
+// 8 bits: 32 of them and the sum so far, each cut, toward zero, 13 bits below the largest (DeepSeek-V3, arXiv
+// 2412.19437, section 3.5.2).
 void add_products(const float* a, int64_t terms, const float* b, int64_t stride, int64_t count, float* sums) {
   constexpr int64_t kTerms = 32;
   constexpr float kLeast = 0x1p-100f;

@@ -15,11 +15,6 @@ __device__ __forceinline__ uint32_t low_bits(uint32_t count) {
   asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(bits) : "r"(count));
   return bits;
 }
-// x rounded up to an integer, of magnitudes below 2^22: there a float has no bits below 1. Infinities stay.
-__device__ __forceinline__ float round_up(float x) {
-  constexpr float kNoFraction = 0x1.8p23f;
-  return __fadd_ru(x, kNoFraction) - kNoFraction;
-}
 // log2(x), absolute error below 2^-22.
 __device__ __forceinline__ float log2(float x) {
   float y;

@@ -1,11 +1,11 @@
 // From a tile's products of q and k of 8 bits to probabilities of 8 bits, by a warpgroup of forward_f8_sm90.
 //
-// The rule for P: every key tile has a frame for each row, a power of two that becomes 256. It is the tile's maximum,
-// rounded up, so no probability is beyond 256 of e4m3's 448, however scores jump; but no frame is more than kSpan
-// exponents below the row's maximum so far, so that out in a low frame stays finite. Probabilities are rounded to
-// nearest even: what is below 2^-18 of its frame becomes 0. So a tile keeps its weight beside a far larger one. Frames
-// differ by powers of two, with which out and sums move between them. Sums, and so lse, are of probabilities before
-// rounding. A row's result depends on that row alone.
+// The rule for P: every key tile has a frame for each row, in which the row's maximum in the tile becomes 256 of e4m3's
+// 448, however scores jump; but no frame is more than kSpan exponents of 2 below the row's maximum so far, so that out
+// in a low frame stays finite. Probabilities are rounded to nearest even: the largest one has no error, and what is
+// below 2^-18 of it becomes 0. So a tile keeps its weight beside a far larger one, and a key that has a row to itself
+// its value. Out and sums move from frame to frame. Sums, and so lse, are of probabilities before rounding. A row's
+// result depends on that row alone.
 #pragma once
 
 #include "cuda/device/score/scores_sm90.hpp"
@@ -25,7 +25,7 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
   static constexpr float kSpan = 16;
 
   uint32_t probabilities[kBlocks / 4][4];  // of a tile, as left operands of o += p v
-  // Of the rows: maximum so far and the latest tile's frame, whole exponents of 2, and sums in that frame.
+  // Of the rows, as exponents of 2: maximum so far, and what becomes 1 in the latest tile's frame; sums in that frame.
   float max[2], frame[2], sum[2];
   float scale_q[2];  // factors on the rows of q, times that from scores to exponents
   // Of a tile: exponents are scale_log2 times its products, or its finished scores, plus offset.
@@ -73,12 +73,12 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       // lane_max() returns -inf for a lane of negative scores. The frame is right all the same if it is not negative.
-      const float of_tile = ptx::round_up(row_max(lane_max(s[0], r) * scale_log2[r]));
+      const float of_tile = row_max(lane_max(s[0], r) * scale_log2[r]);
       top[r] = fmaxf(max[r], of_tile);
       const float least = top[r] - kSpan;
       serves = serves && fmaxf(of_tile, least) >= 0 && top[r] <= kLargeMax && scale_log2[r] >= kSmallest;
-      next[r] = fmaxf(of_tile, least);
-      offset[r] = kTop - next[r];
+      next[r] = fmaxf(of_tile, least) - kTop;
+      offset[r] = -next[r];
     }
     if (__all_sync(kAllLanes, serves)) [[likely]] {
       max[0] = top[0];
@@ -181,17 +181,17 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
     find_max(s, own);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float of_tile = row_max(own[0][r]), exponent = of_tile * scale_log2[r], whole = ceilf(exponent);
-      max[r] = fmaxf(max[r], whole);
+      const float of_tile = row_max(own[0][r]), exponent = of_tile * scale_log2[r];
+      max[r] = fmaxf(max[r], exponent);
       if (max[r] == -kInfinity) {
         next[r] = max[r];
         offset[r] = 0;
         continue;
       }
-      next[r] = fmaxf(whole, max[r] - kSpan);
-      offset[r] = kTop - next[r];
+      next[r] = fmaxf(exponent, max[r] - kSpan) - kTop;
+      offset[r] = -next[r];
       if (!(fabsf(next[r]) > kLargeMax) || of_tile == -kInfinity) continue;
-      offset[r] = kTop + (exponent - next[r]);
+      offset[r] = exponent - next[r];
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll

@@ -29,7 +29,6 @@ uint32_t pack_float8(const ToFloat8& to_float8, float a, float b, float c, float
 inline uint32_t pack_e4m3(float a, float b, float c, float d) { return pack_float8(portable::to_float8, a, b, c, d); }
 inline constexpr bool kPacksFloat8 = true;
 inline uint32_t pack_e5m2(float a, float b, float c, float d) { return pack_float8(portable::to_e5m2, a, b, c, d); }
-inline float round_up(float x) { return std::ceil(x); }
 inline uint32_t and_or(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) | bits; }
 inline uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t bits) { return (x & mask) ^ bits; }
 template <class ToFloat>
