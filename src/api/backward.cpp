@@ -43,7 +43,8 @@ class GradientReader {
     for (const auto& [name, feature] : {std::pair{"page_table", Feature::paged_kv},
                                         {"cache_batch_idx", Feature::cache_batch_idx},
                                         {"draft_mask", Feature::draft_mask},
-                                        {"scales", Feature::scales}}) {
+                                        {"scales", Feature::scales},
+                                        {"a transposed v", Feature::transposed_v}}) {
       if (a_.features.has(feature)) unsupported(message(function_, ": ", name, " is given, and has no gradients"));
     }
     if (a_.features.has(Feature::schedule) && !a_.features.has_any(core::kMappedMasks)) {

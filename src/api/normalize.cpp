@@ -144,7 +144,11 @@ class Normalizer {
         invalid(message(function_, ": v is transposed, expected no such layout beside ", name));
       }
     }
-    const int64_t head_dim = args_.v->ndim == 4 ? args_.v->shape[2] : 0;
+    if (args_.v->ndim != 4) {
+      invalid(message(function_, ": v has ", args_.v->ndim, " axes, expected (batch, heads, head_dim, seqlen in whole ",
+                      "tiles of 128) of a transposed v"));
+    }
+    const int64_t head_dim = args_.v->shape[2];
     p_.v() = reader_.transposed("v", *args_.v, {k.batch, k.heads, head_dim, core::whole_tiles(k.rows)});
     if (!core::is_float8(p_.v().dtype)) {
       invalid(

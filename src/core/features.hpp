@@ -92,7 +92,7 @@ inline constexpr FeatureName kFeatureNames[] = {
     {Feature::score_mod, "score_mod"},
     {Feature::mask_mod, "mask_mod"},
     {Feature::kv_scales, "k_scale/v_scale"},
-    {Feature::transposed_v, "transposed v"},
+    {Feature::transposed_v, "transposed_v"},
     {Feature::scales, "q_scale/out_scale/amax"},
     {Feature::slice, "slice"},
     {Feature::schedule, "schedule"},

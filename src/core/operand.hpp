@@ -4,8 +4,8 @@
 // Strides count elements. Packed tensors (total, heads, head_dim) have batch stride 0 and are cut by cu_seqlens. Paged
 // k and v (PagedAttention, arXiv 2309.06180) are pools (page, row of the page, head, head_dim), and row r of a sequence
 // is row r % page_size of its page r / page_size; page_table says which page of the pool that is. A transposed tensor
-// of 8 bits has its columns as rows, (batch, head_dim, head, place of the row), and whole tiles of 128 rows in an order
-// inside each 16 (portable/sequence_rows.hpp).
+// of 8 bits has its columns as rows, (batch, head_dim, head, row), and whole tiles of 128 rows, each 16 of them in an
+// order of their own (portable/sequence_rows.hpp).
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@
 
 namespace tessella::core {
 
-// Rows that a transposed tensor has a place for.
+// Rows of a transposed tensor come in whole tiles.
 inline constexpr int64_t kTransposedTile = 128;
 constexpr int64_t whole_tiles(int64_t rows) {
   return (rows / kTransposedTile + (rows % kTransposedTile != 0)) * kTransposedTile;

@@ -53,7 +53,7 @@ struct WidenTensor {
   int32_t log2_lanes;  // threads that have a row together
   int32_t vectors;     // rows of both begin at multiples of 16 bytes and are whole pieces
   int32_t is_of_keys;
-  int32_t is_transposed;  // from's rows have places (sequence_rows.hpp)
+  int32_t is_transposed;  // from's rows are in another order (sequence_rows.hpp)
 };
 
 inline constexpr int32_t kWidenTensors = 3;

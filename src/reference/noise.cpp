@@ -102,7 +102,7 @@ double float8_sum_error(const double* q, const double* k, int64_t columns) {
       partial += q[c] * k[c];
     }
     const double unit = kFloat8SumUnit * largest;
-    squares += square(unit);
+    squares += square(std::max(unit, kFloat8SumUnit * std::abs(partial)));  // the new sum has as many bits
     for (int64_t c = begin; c < end; ++c) {
       const double term = std::abs(q[c] * k[c]);
       if (term < kFloat8Whole * largest) squares += square(std::min(term, unit));
@@ -242,7 +242,7 @@ RowErrors row_errors(const AttentionArguments& p, const Sequence& s, int64_t hea
     of_sum += square(prob * exp_error(p));
     if (n == probs.top) of_top = of_score / prob;
     const double of_rounding = (prob_unit(p) + exp_error(p)) * (prob * factor) + least_prob * factor;
-    const double share = n == probs.top ? 0 : std::exp(probs.logs[n] - probs.log_below_top);
+    const double weight = n == probs.top ? 0 : std::exp(probs.logs[n] - probs.log_below_top);
     const double by_score = n == probs.top ? 0 : of_score / std::exp(log_rest);
     for (size_t c = 0; c < v.size(); ++c) {
       partial_out[c] += prob * factor * v[c];
@@ -252,7 +252,7 @@ RowErrors row_errors(const AttentionArguments& p, const Sequence& s, int64_t hea
       }
       const double apart = factor * v[c] - out[c];
       furthest[c] = std::max(furthest[c], std::abs(apart));
-      of_rest[c] += share * apart;
+      of_rest[c] += weight * apart;
       of_scores[c] += square(by_score * apart * up);
     }
   }

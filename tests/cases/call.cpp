@@ -341,13 +341,17 @@ void Call::make_keys(Random& random) {
   args_.v_scale = c_.v_in_k ? &k_scale_.tensor : &v_scale_.tensor;
 }
 
-// Places of no key hold poison, which is NaN.
+// Behind the last key and between columns there is poison, which is NaN.
 void Call::transpose_v() {
   View rows = std::move(v_);
   const tessella_tensor& from = rows.tensor;
   const int64_t padded = (c_.seqlen_kv + 127) / 128 * 128;
   tessella_tensor& t = v_.tensor;
   t = TESSELLA_TENSOR4(nullptr, from.dtype, c_.batch, c_.heads_kv, c_.head_dim_v, padded);
+  const int64_t gap = c_.layout == "gaps" ? 16 : c_.layout == "sliced" ? 3 : 0;
+  t.strides[2] = padded + gap;
+  t.strides[1] = c_.head_dim_v * t.strides[2] + gap;
+  t.strides[0] = c_.heads_kv * t.strides[1] + gap;
   t.flags = TESSELLA_TRANSPOSED;
   v_.memory = Memory(static_cast<size_t>(c_.shift + extent(t)), placement());
   std::memset(v_.memory.data(), kPoison, v_.memory.size());
@@ -357,7 +361,7 @@ void Call::transpose_v() {
     for (int64_t row = 0; row < c_.seqlen_kv; ++row) {
       for (int64_t head = 0; head < c_.heads_kv; ++head) {
         for (int64_t c = 0; c < c_.head_dim_v; ++c) {
-          to[((b * c_.heads_kv + head) * c_.head_dim_v + c) * padded + portable::key_place(row)] =
+          to[b * t.strides[0] + head * t.strides[1] + c * t.strides[2] + portable::key_place(row)] =
               static_cast<const std::byte*>(from.data)[element(from, b, row, head) + c];
         }
       }

@@ -130,7 +130,8 @@ class Others(CliTest):
         done = run("bench", "fp8-error", "--data", "outliers", "--seqlen", "1k", "--queries", 512, "--heads", 4, "--json")
         rows = {(row["scale"], row["hadamard"], row["kernel"] == "emulated"): row for row in json.loads(done.stdout)["results"]}
         self.assertEqual(len(rows), 1 + 4 * 2 + 1)
-        self.assertLess(rows[None, "no", False]["relative"], 0.002)  # AMX rounds P to bf16
+        plain = rows[None, "no", False]
+        self.assertLess(plain["relative"], 0.002 if plain["kernel"] == "cpu.forward_amx" else 1e-5)  # AMX rounds P
         per_tensor, spread = rows["tensor", "no", False], rows["head", "yes", False]
         self.assertEqual(per_tensor["of_tensor"], 1)
         self.assertLess(0.02, per_tensor["relative"])

@@ -139,7 +139,7 @@ TEST(EmulatedF8, TilesFarBelowTheMaximum) {
 TEST(EmulatedF8, TheLargestProbabilityHasNoError) {
   constexpr int64_t kKeys = 300, kHeadDim = 64;
   constexpr uint8_t kOne = 0x38, kThree = 0x44;
-  for (const double scale : {40.0, 41.3, 97.77}) {
+  for (const double scale : {40.0, 41.3, 97.77, 1.2e8, 1.3e8, -1.2e8}) {
     Case c = base(kHeadDim, kHeadDim);
     c.out_dtype = "f32";
     c.q_scale = c.kv_scale = "";
@@ -149,7 +149,8 @@ TEST(EmulatedF8, TheLargestProbabilityHasNoError) {
     c.scale = scale;
     Call call(c);
     fill_bytes(*call.args().q, [](int64_t, int64_t d) { return d == 5 ? kOne : uint8_t{0}; });
-    fill_bytes(*call.args().k, [](int64_t i, int64_t d) { return d == 5 && i == 130 ? kOne : uint8_t{0}; });
+    fill_bytes(*call.args().k,
+               [&](int64_t i, int64_t d) { return d == 5 && (i == 130) == (scale > 0) ? kOne : uint8_t{0}; });
     fill_bytes(*call.args().v, [](int64_t i, int64_t) { return i == 130 ? kThree : kOne; });
     ASSERT_EQ(run_recipe(call, cuda::forward_f8_sm90_recipe, 0, 1), "");
     const auto* out = static_cast<const float*>(call.args().out->data);

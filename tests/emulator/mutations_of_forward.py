@@ -236,8 +236,8 @@ MUTATIONS = [
     Mutation(
         "f8_frame_of_the_row",
         "scores_f8_sm90.hpp",
-        "next[r] = fmaxf(of_tile, least) - kTop;",
-        "next[r] = top[r] - kTop;",
+        "next[r] = fmaxf(of_tile, least);",
+        "next[r] = top[r];",
         "*TilesFarBelow*",
         F8,
     ),
@@ -252,8 +252,8 @@ MUTATIONS = [
     Mutation(
         "f8_frame_without_end",
         "scores_f8_sm90.hpp",
-        "next[r] = fmaxf(of_tile, least) - kTop;",
-        "next[r] = of_tile - kTop;",
+        "next[r] = fmaxf(of_tile, least);",
+        "next[r] = of_tile;",
         "*",
         F8,
     ),

@@ -124,7 +124,10 @@ void add_products(const float* a, int64_t terms, const float* b, int64_t stride,
     for (int64_t c = begin; c < end; ++c) {
       for (int64_t j = 0; j < count; ++j) totals[j] += static_cast<int32_t>(a[c] * b[c * stride + j] * sizes[j]);
     }
-    for (int64_t j = 0; j < count; ++j) sums[j] = static_cast<float>(totals[j]) * units[j];
+    for (int64_t j = 0; j < count; ++j) {
+      constexpr uint32_t kKept = ~0u << (23 - 13);  // the new sum has as many bits
+      sums[j] = std::bit_cast<float>(std::bit_cast<uint32_t>(static_cast<float>(totals[j]) * units[j]) & kKept);
+    }
   }
 }
 

@@ -102,7 +102,7 @@ class BackwardCall(Call):
 
     def describe_gradients(self, wanted: Collection[str]) -> None:
         """Gradients, incoming and wanted, without memory."""
-        like, shape = self.slots["q"].tensor, out_shape(self.slots["q"].shape, self.slots["v"].shape)
+        like, shape = self.slots["q"].tensor, out_shape(self.slots["q"].shape, self.v_shape())
         self.slots["d_out"].describe(self._out_code(), like, shape, self.is_swapped)
         for name in GRADIENTS:
             if name in wanted:

@@ -145,7 +145,7 @@ class Call:
         slots, swapped = self.slots, self.is_swapped
         q_shape = slots["q"].shape
         if out is None:
-            out = self.kind.empty("out", out_shape(q_shape, self._v_shape()), self._out_code(), q)
+            out = self.kind.empty("out", out_shape(q_shape, self.v_shape()), self._out_code(), q)
         else:
             kind_of(out).require_writable("out")
         slots["out"].read(out, swapped, self.dlpack_stream)
@@ -167,7 +167,7 @@ class Call:
         """Outputs without memory, for what only asks about the call."""
         slots, swapped = self.slots, self.is_swapped
         q = slots["q"]
-        slots["out"].describe(self._out_code(), q.tensor, out_shape(q.shape, self._v_shape()), swapped)
+        slots["out"].describe(self._out_code(), q.tensor, out_shape(q.shape, self.v_shape()), swapped)
         if return_lse:
             slots["lse"].describe(d.F32, q.tensor, lse_shape(q.shape, swapped), False)
             self.pass_array("lse")
@@ -178,7 +178,7 @@ class Call:
         slots["schedule"].describe(d.I32, slots["q"].tensor, (1,), False)
         self.pass_array("schedule")
 
-    def _v_shape(self) -> tuple[int, ...]:
+    def v_shape(self) -> tuple[int, ...]:
         """The shape of v with head_dim as the last axis."""
         v = self.slots["v"]
         return transposed_shape(v.shape) if v.tensor.flags & d.TRANSPOSED else v.shape

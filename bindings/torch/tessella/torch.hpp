@@ -99,8 +99,15 @@ inline int64_t head_dim_v(const at::Tensor& v, const Tensors& tensors) {
 inline DType out_dtype(const at::Tensor& q, const AttentionOptions& options) {
   const DType asked = options.out_dtype;
   if (asked == f32 || asked == bf16 || asked == f16 || asked == f8e4m3fn || asked == f8e5m2) return asked;
-  const bool is_float8 = q.scalar_type() == at::kFloat8_e4m3fn || q.scalar_type() == at::kFloat8_e5m2;
+  const bool is_float8 = is_named(q.scalar_type(), kFloat8E4m3) || is_named(q.scalar_type(), kFloat8E5m2);
   return is_float8 ? bf16 : DType::none;
+}
+
+inline at::ScalarType required_type(const char* name) {
+  const at::ScalarType type = type_named(name);
+  if (type == at::ScalarType::Undefined)
+    fail(ErrorCode::unsupported, std::string("out is to be ") + name + ", which this libtorch has not");
+  return type;
 }
 
 inline at::ScalarType scalar_type(DType out, const at::Tensor& q) {
@@ -108,8 +115,8 @@ inline at::ScalarType scalar_type(DType out, const at::Tensor& q) {
     case f32: return at::kFloat;
     case bf16: return at::kBFloat16;
     case f16: return at::kHalf;
-    case f8e4m3fn: return at::kFloat8_e4m3fn;
-    case f8e5m2: return at::kFloat8_e5m2;
+    case f8e4m3fn: return required_type(kFloat8E4m3);
+    case f8e5m2: return required_type(kFloat8E5m2);
     default: return q.scalar_type();
   }
 }
@@ -278,8 +285,9 @@ inline bool is_differentiable(const at::Tensor& q, const at::Tensor& k, const at
   const bool is_double = q.defined() && q.scalar_type() == at::kDouble;  // whose reference takes what no kernel does
   for (const at::Tensor* tensor : {&q, &v}) {
     if (!tensor->defined() || tensor->dim() == 0 || is_double) continue;
-    if (tensor->size(-1) <= (tensor->is_cuda() ? 256 : 512)) continue;
-    no("no kernel computes gradients of head_dim " + std::to_string(tensor->size(-1)) + " on " +
+    const int64_t head_dim = tensor == &v ? head_dim_v(v, tensors) : tensor->size(-1);
+    if (head_dim <= (tensor->is_cuda() ? 256 : 512)) continue;
+    no("no kernel computes gradients of head_dim " + std::to_string(head_dim) + " on " +
        c10::DeviceTypeName(tensor->device().type(), true));
   }
   const bool is_slice = options.first_batch != 0 || options.first_head != 0 || options.first_query != 0 ||

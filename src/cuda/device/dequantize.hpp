@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
   ptx::let_kernel_behind_start();
   constexpr int N = RowLane<C>::kColumns;
   const RowLane<C> t(p);
-  for_rows<C, C.quantized>(p, t, [&](const HeadRow& r) {
+  for_rows<C>(p, t, [&](const HeadRow& r) {
     const auto* from =
         static_cast<const uint8_t*>(p.x) + offset_of(p.x_strides, r.at.tensor_batch, r.at.row, r.head) + t.first_column;
     uint32_t words[N / 4] = {};

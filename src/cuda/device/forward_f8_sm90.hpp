@@ -224,7 +224,7 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, false> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = row_sum(scores.sum[r]);
-      const RowResult result = finish(scores.frame[r], sum, kLn2, has_sink, sink);
+      const RowResult result = finish(scores.frame[r] - Scores::kTop, sum, kLn2, has_sink, sink);
       const int32_t query = of.queries.first + at.row(r);
       if (p.lse.data != nullptr && at.lane % 4 == 0 && query < of.queries.end) {
         static_cast<float*>(p.lse.data)[row_offset(p.lse, of.work, of.sequence, query)] = result.lse;

@@ -13,24 +13,17 @@
 
 namespace tessella::device {
 
-// Calls f for every row of the call, of elements From, once in each of its lanes; rounds of a warp are the same. The
-// next row is on its way to the L2 cache then.
-template <QuantizeConfig C, Element From = C.element, class F>
+// Calls f for every row of the call, once in each of its lanes; rounds of a warp are the same.
+template <QuantizeConfig C, class F>
 __device__ __forceinline__ void for_rows(const QuantizeParams& p, const RowLane<C>& t, F&& f) {
   constexpr int64_t kAtOnce = portable::kQuantizeThreads / RowLane<C>::kLanes;
   RowsInTurn rows(blockIdx.x * kAtOnce + t.row, gridDim.x * kAtOnce, p.heads);
-  const auto row_at = [&](int64_t idx) -> HeadRow {
-    if (idx >= p.rows) return {};
-    const int32_t batch = p.tensor_rows.quotient(rows.row());
-    return {portable::sequence_row(p.tables, batch, rows.row() - batch * p.tensor_rows.value), rows.head(), true};
-  };
-  HeadRow next = row_at(blockIdx.x * kAtOnce + t.row);
-  for (int64_t first = blockIdx.x * kAtOnce; first < p.rows;) {
-    const HeadRow r = next;
-    first += gridDim.x * kAtOnce;
-    rows.advance();
-    next = row_at(first + t.row);
-    prefetch_row<From>(p, t, next);
+  for (int64_t first = blockIdx.x * kAtOnce; first < p.rows; first += gridDim.x * kAtOnce, rows.advance()) {
+    HeadRow r;
+    if (first + t.row < p.rows) {
+      const int32_t batch = p.tensor_rows.quotient(rows.row());
+      r = {portable::sequence_row(p.tables, batch, rows.row() - batch * p.tensor_rows.value), rows.head(), true};
+    }
     f(r);
   }
 }
@@ -181,21 +174,6 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
   });
 }
 
-// The rows of one entry of the scales.
-struct Entry {
-  int32_t batch, block, first_head;
-  int32_t begin, count;  // its first row, and its rows of all its heads
-
-  __device__ __forceinline__ Entry(const QuantizeParams& p, int64_t idx, int32_t heads) {
-    const int64_t of_batch = idx / p.entry_heads;
-    batch = static_cast<int32_t>(of_batch / p.entry_blocks);
-    block = static_cast<int32_t>(of_batch - int64_t{batch} * p.entry_blocks);
-    first_head = static_cast<int32_t>(idx - of_batch * p.entry_heads) * heads;
-    begin = block * p.scale_block.value;
-    count = min(p.scale_block.value, p.tensor_rows.value - begin) * heads;
-  }
-};
-
 // Scales of blocks of rows that follow each other, of one head or of all: a block of threads reads its rows twice, the
 // second time from the GPU's caches. p.entries: of the scales.
 template <QuantizeConfig C>
@@ -209,25 +187,24 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
   const RowLane<C> t(p);
   const int32_t heads = p.heads / p.entry_heads;  // of an entry
   const RowsInTurn of_entry(t.row, kAtOnce, heads);
-  // An entry's rows, those that this thread has: visit(HeadRow).
-  const auto for_entry = [&](const Entry& e, auto&& visit) {
-    RowsInTurn rows = of_entry;
-    for (int32_t first = 0; first < e.count; first += kAtOnce, rows.advance()) {
-      HeadRow r;
-      if (first + t.row < e.count) {
-        r = {portable::sequence_row(p.tables, e.batch, e.begin + rows.row()), e.first_head + rows.head()};
-      }
-      visit(r);
-    }
-  };
   for (int64_t idx = blockIdx.x; idx < p.entries; idx += gridDim.x) {
-    const Entry e(p, idx, heads);
+    const int64_t of_batch = idx / p.entry_heads;
+    const auto batch = static_cast<int32_t>(of_batch / p.entry_blocks);
+    const auto block = static_cast<int32_t>(of_batch - int64_t{batch} * p.entry_blocks);
+    const auto first_head = static_cast<int32_t>(idx - of_batch * p.entry_heads) * heads;
+    const int32_t begin = block * p.scale_block.value;
+    const int32_t count = min(p.scale_block.value, p.tensor_rows.value - begin) * heads;
+    const auto head_row = [&](const RowsInTurn& rows, int32_t i) -> HeadRow {
+      if (i >= count) return {};
+      return {portable::sequence_row(p.tables, batch, begin + rows.row()), first_head + rows.head()};
+    };
     float row[RowLane<C>::kColumns];
     uint32_t most = 0;
-    for_entry(e, [&](const HeadRow& r) {
-      load_prepared_row(p, t, r, row);
+    RowsInTurn rows = of_entry;
+    for (int32_t first = 0; first < count; first += kAtOnce, rows.advance()) {
+      load_prepared_row(p, t, head_row(rows, first + t.row), row);
       most = max(most, largest_magnitude(row));
-    });
+    }
     most = largest_of_lanes<32>(most);
     if (threadIdx.x % 32 == 0) s_most[threadIdx.x / 32] = most;
     __syncthreads();
@@ -235,16 +212,14 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
     for (int i = 0; i < kWarps; ++i) most = max(most, s_most[i]);
     __syncthreads();  // before the next entry's
     const float scale = portable::scale_of(most, C.quantized);
-    if (threadIdx.x == 0) p.scale[offset_of(p.scale_strides, e.batch, e.block, e.first_head / heads)] = scale;
-    // The next entry is on its way to the L2 cache while this one is written.
-    if (idx + gridDim.x < p.entries) {
-      for_entry(Entry(p, idx + gridDim.x, heads), [&](const HeadRow& r) { prefetch_row<C.element>(p, t, r); });
-    }
-    for_entry(e, [&](const HeadRow& r) {
+    if (threadIdx.x == 0) p.scale[offset_of(p.scale_strides, batch, block, idx - of_batch * p.entry_heads)] = scale;
+    rows = of_entry;
+    for (int32_t first = 0; first < count; first += kAtOnce, rows.advance()) {
+      const HeadRow r = head_row(rows, first + t.row);
       if constexpr (C.shifts) write_shift(p, t, r);
       load_prepared_row(p, t, r, row);
       store_row(p, t, r, row, scale);
-    });
+    }
   }
 }
 

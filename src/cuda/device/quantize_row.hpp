@@ -2,7 +2,6 @@
 // dequantize do with it. The lanes of a row are neighbours in a warp, and all lanes of a warp call each function.
 #pragma once
 
-#include "cuda/device/ptx/global.hpp"
 #include "cuda/device/score/rotary.hpp"
 #include "portable/hadamard.hpp"
 #include "portable/quantize.hpp"
@@ -68,14 +67,6 @@ class RowsInTurn {
  private:
   int32_t heads_, row_, head_, rows_, rest_;
 };
-
-// Asks for the thread's columns of a row of x, of elements From, before they are loaded.
-template <Element From, QuantizeConfig C>
-__device__ __forceinline__ void prefetch_row(const QuantizeParams& p, const RowLane<C>& t, const HeadRow& r) {
-  if (!r.at.exists || t.first_column >= p.head_dim) return;
-  const int64_t at = offset_of(p.x_strides, r.at.tensor_batch, r.at.row, r.head) + t.first_column;
-  ptx::prefetch_line(static_cast<const char*>(p.x) + at * portable::size_bytes(From));
-}
 
 // The thread's columns of a row of x, rotated; zeros of a row that does not exist and behind the last column.
 template <QuantizeConfig C, int N>

@@ -69,9 +69,10 @@ std::string ineligible(const AttentionShape& p, const ForwardSm90Config& config,
   if (!is_transposed(p) && transpose_blocks(p) > kMaxBlocks) {
     return message("batch * heads_kv * seqlen_kv makes ", transpose_blocks(p), " tiles of v, at most ", kMaxBlocks);
   }
-  if (!is_transposed(p) && p.num_sms > 0 && p.num_sms < device.num_sms) {
-    return message("the step that transposes v leaves no multiprocessor free, and num_sms is ", p.num_sms, " of ",
-                   device.num_sms);
+  const bool passes_masks = config.score.mask == portable::MaskLevel::bits;
+  if ((passes_masks || !is_transposed(p)) && p.num_sms > 0 && p.num_sms < device.num_sms) {
+    return message(passes_masks ? "the pass over a mask's tiles" : "the step that transposes v",
+                   " leaves no multiprocessor free, and num_sms is ", p.num_sms, " of ", device.num_sms);
   }
   if (std::string reason = no_mask_map(p, config); !reason.empty()) return reason;
   return too_large(p, config);

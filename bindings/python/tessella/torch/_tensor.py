@@ -250,7 +250,7 @@ class TensorCall(Call):
         q_shape = slots["q"].shape
         if out is None:
             dtype = TORCH_DTYPES[out_code(self.options.out_dtype, slots["q"].tensor.dtype)]
-            out = slots["out"].make(out_shape(q_shape, slots["v"].shape), dtype, swapped, q)
+            out = slots["out"].make(out_shape(q_shape, self.v_shape()), dtype, swapped, q)
         else:
             slots["out"].read(out, swapped, None)
         if lse is None and return_lse:

@@ -21,6 +21,17 @@ namespace tessella::torch::detail {
   throw Error(code, (std::string(function) + ": " + message).c_str());
 }
 
+// Types that are younger than the oldest libtorch which compiles this: by their names.
+inline constexpr const char *kFloat8E4m3 = "Float8_e4m3fn", *kFloat8E5m2 = "Float8_e5m2";
+inline bool is_named(at::ScalarType type, const char* name) { return std::string(c10::toString(type)) == name; }
+// Undefined where this libtorch has it not.
+inline at::ScalarType type_named(const char* name) {
+  for (int type = 0; type < static_cast<int>(at::ScalarType::NumOptions); ++type) {
+    if (is_named(static_cast<at::ScalarType>(type), name)) return static_cast<at::ScalarType>(type);
+  }
+  return at::ScalarType::Undefined;
+}
+
 inline DType dtype_of(const char* function, const at::Tensor& tensor, const char* name) {
   switch (tensor.scalar_type()) {
     case at::kDouble: return f64;
@@ -33,9 +44,8 @@ inline DType dtype_of(const char* function, const at::Tensor& tensor, const char
     case at::kByte: return u8;
     case at::kChar: return i8;
     default:
-      // Younger than the oldest libtorch that compiles this.
-      if (std::string(c10::toString(tensor.scalar_type())) == "Float8_e4m3fn") return f8e4m3fn;
-      if (std::string(c10::toString(tensor.scalar_type())) == "Float8_e5m2") return f8e5m2;
+      if (is_named(tensor.scalar_type(), kFloat8E4m3)) return f8e4m3fn;
+      if (is_named(tensor.scalar_type(), kFloat8E5m2)) return f8e5m2;
       fail(function, ErrorCode::unsupported,
            std::string(name) + " has dtype " + c10::toString(tensor.scalar_type()) +
                ", expected f64, f32, bf16, f16, bool, i32, i64, u8, i8, f8e4m3fn or f8e5m2");

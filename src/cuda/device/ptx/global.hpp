@@ -45,8 +45,6 @@ __device__ __forceinline__ void store_to_memory(float* to, const float (&x)[4]) 
 __device__ __forceinline__ void store_to_memory(float* to, const float (&x)[2]) {
   asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1,%2};" ::"l"(to), "f"(x[0]), "f"(x[1]) : "memory");
 }
-// Brings what a load of this address would read to the L2 cache.
-__device__ __forceinline__ void prefetch_line(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 // Counts an arrival. Returns true for the last of `count` arrivals, which resets the word to zero. Call it between
 // fences.
 __device__ __forceinline__ bool is_last_arrival(uint32_t* word, uint32_t count) {

@@ -2,7 +2,7 @@
 //
 // The rule for P: every key tile has a frame for each row, in which the row's maximum in the tile becomes 256 of e4m3's
 // 448, however scores jump; but no frame is more than kSpan exponents of 2 below the row's maximum so far, so that out
-// in a low frame stays finite. Probabilities are rounded to nearest even: the largest one has no error, and what is
+// in a low frame stays finite. Probabilities are rounded to nearest even: the largest one keeps its value, and what is
 // below 2^-18 of it becomes 0. So a tile keeps its weight beside a far larger one, and a key that has a row to itself
 // its value. Out and sums move from frame to frame. Sums, and so lse, are of probabilities before rounding. A row's
 // result depends on that row alone.
@@ -25,7 +25,7 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
   static constexpr float kSpan = 16;
 
   uint32_t probabilities[kBlocks / 4][4];  // of a tile, as left operands of o += p v
-  // Of the rows, as exponents of 2: maximum so far, and what becomes 1 in the latest tile's frame; sums in that frame.
+  // Of the rows, as exponents of 2: maximum so far, and what becomes 256 in the latest tile; sums in that frame.
   float max[2], frame[2], sum[2];
   float scale_q[2];  // factors on the rows of q, times that from scores to exponents
   // Of a tile: exponents are scale_log2 times its products, or its finished scores, plus offset.
@@ -77,8 +77,8 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
       top[r] = fmaxf(max[r], of_tile);
       const float least = top[r] - kSpan;
       serves = serves && fmaxf(of_tile, least) >= 0 && top[r] <= kLargeMax && scale_log2[r] >= kSmallest;
-      next[r] = fmaxf(of_tile, least) - kTop;
-      offset[r] = -next[r];
+      next[r] = fmaxf(of_tile, least);
+      offset[r] = kTop - next[r];
     }
     if (__all_sync(kAllLanes, serves)) [[likely]] {
       max[0] = top[0];
@@ -188,10 +188,10 @@ struct ScoresF8Sm90 : ScoresSm90<C> {
         offset[r] = 0;
         continue;
       }
-      next[r] = fmaxf(exponent, max[r] - kSpan) - kTop;
-      offset[r] = -next[r];
+      next[r] = fmaxf(exponent, max[r] - kSpan);
+      offset[r] = kTop - next[r];
       if (!(fabsf(next[r]) > kLargeMax) || of_tile == -kInfinity) continue;
-      offset[r] = exponent - next[r];
+      offset[r] = kTop + (exponent - next[r]);
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll

@@ -34,7 +34,6 @@ inline void add_to_memory(float* to, float value) {
 inline void store_to_memory(float* to, float value) {
   write_later([=] { *to = value; });
 }
-inline void prefetch_line(const void* at) { static_cast<void>(*static_cast<const volatile char*>(at)); }
 inline uint32_t acquire(const uint32_t* word, uint32_t mask, uint32_t least) {
   emulator::wait_until([=] { return (*word & mask) >= least; });
   emulator::note_acquire();
