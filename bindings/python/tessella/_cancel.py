@@ -55,13 +55,14 @@ def pointer_of(name: str, value: Any) -> Any:
 class _Task:
     """A call on its way to the helper."""
 
-    __slots__ = ("claimed", "done", "error", "run", "said", "status")
+    __slots__ = ("claimed", "done", "error", "is_done", "run", "said", "status")
 
     def __init__(self, run: Callable[[], int]) -> None:
         self.run: Callable[[], int] | None = run
         self.claimed = _thread.allocate_lock()  # by the thread that runs it, or by the one that gives it up
-        self.done = _thread.allocate_lock()
+        self.done = _thread.allocate_lock()  # wakes the thread that waits
         self.done.acquire()
+        self.is_done = False
         self.status = d.OK
         self.said = ""
         self.error: BaseException | None = None
@@ -78,6 +79,7 @@ class _Task:
         except BaseException as error:
             self.error = error
         del run  # and with it the call's arrays
+        self.is_done = True
         self.done.release()
 
 
@@ -128,19 +130,22 @@ def interruptible(run: Callable[[], int], options: Any) -> tuple[int, str]:
     raised: BaseException | None = None
     is_put = False
     _is_busy = True
-    while True:
-        try:
-            if not is_put:
-                tasks.put(task)
-                is_put = True
-            task.done.acquire()
-            break
-        except BaseException as error:
-            options.cancel[0] = 1
-            raised = raised or error
-            if task.claimed.acquire(blocking=False):
-                break  # nobody has begun it, nobody will
-    _is_busy = False
+    try:
+        while True:
+            try:
+                if not is_put:
+                    tasks.put(task)
+                    is_put = True
+                while not task.is_done:  # a handler may raise when the lock has been taken
+                    task.done.acquire()
+                break
+            except BaseException as error:
+                options.cancel[0] = 1
+                raised = raised or error
+                if task.claimed.acquire(blocking=False):
+                    break  # nobody has begun it, nobody will
+    finally:
+        _is_busy = False
     raised = raised or task.error
     if raised is not None:
         raise raised

@@ -12,7 +12,9 @@ import time
 import numpy as np
 import pytest
 import tessella
+from tessella import _declarations as d
 from tessella import _library
+from tessella._cancel import interruptible
 
 PACKAGE = pathlib.Path(tessella.__file__).parent
 RNG = np.random.default_rng(5)
@@ -88,6 +90,24 @@ def test_what_a_handler_raises_ends_a_call(dtype, ended_by_a_handler):
     ended_by_a_handler(lambda: tessella.check(q, k, v, out, num_rows=0))
     few = [t[:, :4] for t in (q, k, v)]
     np.testing.assert_array_equal(plan.run(*few, workspace=workspace), np.zeros(few[0].shape, dtype))
+
+
+def test_a_signal_that_comes_as_a_call_ends():
+    def handle(_number, _frame):
+        raise TimeoutError("enough")
+
+    def run():  # the helper gets the signal, so that its handler runs when the main thread has been woken
+        signal.raise_signal(signal.SIGUSR1)
+        return d.OK
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        for _ in range(20):
+            with pytest.raises(TimeoutError, match="^enough$"):
+                interruptible(run, d.AttentionOptions())
+        assert interruptible(lambda: d.OK, d.AttentionOptions()) == (d.OK, "")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_merge_ends(ended_by_a_handler):
