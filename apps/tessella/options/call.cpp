@@ -5,8 +5,8 @@
 namespace tessella::cli {
 
 Call::Call() = default;
-Call::Call(Call&& other) = default;
-Call& Call::operator=(Call&& other) = default;
+Call::Call(Call&& other) = default;             // NOLINT(performance-noexcept-move-constructor)
+Call& Call::operator=(Call&& other) = default;  // NOLINT(performance-noexcept-move-constructor)
 Call::~Call() = default;
 
 Array& Call::set(Member member, Array array) {

@@ -64,7 +64,8 @@ void expect_values(const CLI::App& app) {
 // Options before a subcommand would be dropped.
 void expect_no_options_before(const CLI::App& app, const CLI::App& subcommand) {
   for (const CLI::Option* given : app.parse_order()) {
-    const std::string option = given->get_name(), name = subcommand.get_name();
+    const std::string option = given->get_name();
+    const std::string& name = subcommand.get_name();
     throw InputError(subcommand.get_option_no_throw(option) == nullptr
                          ? fmt::format("{} is given before {}, which has no such option", option, name)
                          : fmt::format("{} is given before {}, expected behind it", option, name));
