@@ -15,7 +15,6 @@ namespace tessella::cuda {
 namespace {
 
 using core::AttentionArguments;
-using core::Feature;
 using core::message;
 using portable::ForwardSm90Config;
 using portable::MaskLevel;

@@ -86,7 +86,7 @@ Copies copies(const AttentionShape& p, const Around& around) {
 AttentionArguments inner_call(const AttentionArguments& p, const Copies& at, void* scratch) {
   const Around& around = at.around;
   AttentionArguments call = p;
-  static_cast<AttentionShape&>(call) = inner_shape(p, around);
+  static_cast<AttentionShape&>(call) = inner_shape(static_cast<const AttentionShape&>(p), around);
   for (const Name name : own_factors(around)) call.tensors[name] = {};
   const DType dtype = copied_dtype(p);
   const bool packed_q = p.features.has(Feature::packed_q), packed_kv = p.features.has(Feature::packed_kv);

@@ -13,7 +13,6 @@ namespace tessella::cuda {
 namespace {
 
 using core::AttentionArguments;
-using core::DType;
 using core::Feature;
 using portable::divisor;
 
