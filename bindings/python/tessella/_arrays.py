@@ -277,6 +277,7 @@ class Slot:
             if hasattr(array, "dtype"):
                 dtype_of(self.name, array.dtype)  # names it as the array's library does
             raise said
+        tensor.dtype = kind_of(array).dtype_of_bytes(array) or tensor.dtype
         self.shape = tuple(tensor.shape[: tensor.ndim])
         if 0 in self.shape:
             tensor.strides[tensor.ndim - 1] = 1

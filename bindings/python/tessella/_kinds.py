@@ -51,6 +51,10 @@ class Kind:
         """The array as its __dlpack__ gives it."""
         return array
 
+    def dtype_of_bytes(self, _array: Any) -> int | None:
+        """What the bytes are that exported() makes of an array whose dtype its __dlpack__ may not know."""
+        return None
+
     def require_writable(self, name: str) -> None:
         """Raises unless arrays of this kind may be outputs."""
 
@@ -120,6 +124,7 @@ class _Torch(Kind):
         self.torch: Any = sys.modules["torch"]
         self.forward_ad: Any = self.torch.autograd.forward_ad
         self.dtypes = {code: getattr(self.torch, name) for code, name in _NAMES.items() if hasattr(self.torch, name)}
+        self.of_bytes = {self.dtypes[code]: code for code in (d.F8E4M3FN, d.F8E5M2) if code in self.dtypes}
 
     def is_on_gpu(self, array: Any) -> bool:
         return bool(array.is_cuda)
@@ -142,7 +147,11 @@ class _Torch(Kind):
         return ""
 
     def exported(self, array: Any) -> Any:
-        return array.detach() if array.requires_grad else array
+        array = array.detach() if array.requires_grad else array
+        return array.view(self.torch.uint8) if array.dtype in self.of_bytes else array
+
+    def dtype_of_bytes(self, array: Any) -> int | None:
+        return self.of_bytes.get(array.dtype)
 
     def empty(self, name: str, shape: tuple[int, ...], code: int, like: Any) -> Any:
         if code not in self.dtypes:
