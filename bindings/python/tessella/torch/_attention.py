@@ -134,11 +134,11 @@ def attention(
 
 def _leave_out_what_caches_have_not(named: dict[str, Any]) -> bool:
     """Whether the call is attention_cached's. It lacks arguments of gradients, which say nothing of it, and dropout."""
-    name = next((name for name in OF_CACHES if name in named), None)
-    if name is None:
+    of_caches = [name for name in OF_CACHES if name in named]  # Dynamo of torch 2.4 has no next() with a default
+    if not of_caches:
         return False
     if named.get("dropout"):
-        raise Unsupported(f"dropout is given beside {name}, expected tessella.attention for such a call")
+        raise Unsupported(f"dropout is given beside {of_caches[0]}, expected tessella.attention for such a call")
     if named.get("score_mod_gradient") and not named.get("score_mod"):
         raise InvalidArgument("score_mod_gradient is given, expected it beside score_mod")
     for name in NOT_OF_CACHES:
