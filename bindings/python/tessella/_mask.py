@@ -31,7 +31,7 @@ class Mask:
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}  # fields of tessella_attention_options that are set
         self.arrays: dict[str, Any] = {}  # fields of tessella_forward_args that are set
-        self.made_with: frozenset[str] = frozenset()  # of a mask with its map: options beside it that the map has
+        self.made_with: tuple[str, ...] = ()  # of a mask with its map: options beside it that the map has
 
     __array_ufunc__ = None  # of an array & a mask NumPy asks the mask
 

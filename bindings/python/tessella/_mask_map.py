@@ -56,5 +56,5 @@ def mask_map(
     mapped = Mask()
     mapped.numbers = dict(given.numbers)
     mapped.arrays = {**given.arrays, "schedule": made.schedule(q, k, v, stream=stream, **options)}
-    mapped.made_with = frozenset(name for name in IN_MAPS if options.get(name) is not None)
+    mapped.made_with = tuple(name for name in IN_MAPS if options.get(name) is not None)
     return mapped
