@@ -130,8 +130,8 @@ typedef struct tessella_tensor {
  *                  of q's list of its own. Kernels take that of q; some take f8e4m3fn, i8 and i4 (k and v alike) beside
  *                  q of f32, bf16 or f16. v may be the first columns of k. v of f8e4m3fn or f8e5m2 with the flag
  *                  TESSELLA_TRANSPOSED is (batch, heads_kv, head_dim_v, seqlen_kv in whole tiles of 128), as
- *                  tessella_quantize writes it; what lies behind the last key is not read as a number. It has no pages,
- *                  slots and packed keys
+ *                  tessella_quantize writes it; what lies behind the last key may be anything. Not beside page_table,
+ *                  cache_batch_idx and cu_seqlens_kv
  *   out            (batch, seqlen_q, heads_q, head_dim_v), dtype of q, or f32   it shares no byte with an input, so
  *                  views of one buffer may lie between each other. For q of 8 or 4 bits also bf16 and f16; f8e4m3fn and
  *                  f8e5m2 for any q

@@ -37,6 +37,8 @@ constexpr core::Features kDecodeFeatures =
     core::Feature::schedule | core::Feature::draft_mask;
 
 constexpr core::Features kForwardFeatures = core::kCommonFeatures | core::kModFeatures;
+constexpr core::Features kFloat8Features =
+    kForwardFeatures | core::kQuantizedFeatures | core::Feature::scales | core::Feature::transposed_v;
 constexpr core::Features kBackwardFeatures =
     kForwardFeatures.without(core::kForwardOnlyFeatures) | core::kGradientFeatures;
 
@@ -79,8 +81,7 @@ constexpr KernelRow kForwardF8Sm90 = {.name = "cuda.forward_f8_sm90",
                                       .unavailable = forward_sm90_unavailable,
                                       .dtypes = dtype_bit(DType::f8e4m3fn),
                                       .max_head_dim = 256,
-                                      .features = kForwardFeatures | core::kQuantizedFeatures | core::Feature::scales |
-                                                  core::Feature::transposed_v | core::Feature::schedule,
+                                      .features = kFloat8Features | core::Feature::schedule,
                                       .out_dtypes = kFloats,
                                       .schedule_needed = mask_map_bytes,
                                       .recipe = forward_f8_sm90_recipe,
@@ -102,7 +103,7 @@ constexpr KernelRow kForwardWidened = {
     .architectures = "sm_80+",
     .dtypes = kFloats | kFloat8s,
     .max_head_dim = 512,
-    .features = kForwardFeatures | core::kQuantizedFeatures | core::Feature::scales | core::Feature::transposed_v,
+    .features = kFloat8Features,
     .kv_dtypes = core::kSameDType | dtype_bit(DType::f8e4m3fn) | dtype_bit(DType::i8),
     .out_dtypes = core::kSameDType | kFloats | kFloat8s,
     .recipe = forward_widened_recipe};

@@ -246,8 +246,8 @@ void expect_taken(SmallCall& call, int64_t batch, int64_t rows) {
 TEST(Operands, TransposedV) {
   SmallCall call;
   set_dtype(call, ts::f8e4m3fn);
-  const auto transposed = [](ts::DType dtype, int64_t dim, int64_t places) {
-    return ts::view_transposed(static_cast<const void*>(g_bytes), dtype, {kBatch, kHeadsKv, dim, places});
+  const auto transposed = [](ts::DType dtype, int64_t dim, int64_t padded) {
+    return ts::view_transposed(static_cast<const void*>(g_bytes), dtype, {kBatch, kHeadsKv, dim, padded});
   };
   call.args.v = transposed(ts::f8e4m3fn, kDim, 128);
   expect_reason(call, "does not compute f8e4m3fn", takes_float8);
@@ -257,7 +257,13 @@ TEST(Operands, TransposedV) {
   EXPECT_EQ(invalid(call), "forward: v.dtype is f32, expected f8e4m3fn or f8e5m2 of a transposed v");
   call.args.v = transposed(ts::f8e4m3fn, kDim + 1, 128);
   EXPECT_EQ(invalid(call).find("forward: out.shape[3] is "), 0U);
+  call.args.v = ts::view_transposed(static_cast<const void*>(g_bytes), ts::f8e4m3fn, {kHeadsKv, kDim, 128});
+  EXPECT_EQ(invalid(call),
+            "forward: v has 3 axes, expected (batch, heads, head_dim, seqlen in whole tiles of 128) of a transposed v");
   call.args.v = transposed(ts::f8e4m3fn, kDim, 128);
+  call.args.cache_batch_idx = ts::view(g_factors, ts::i32, {kBatch});
+  EXPECT_EQ(invalid(call), "forward: v is transposed, expected no such layout beside cache_batch_idx");
+  call.args.cache_batch_idx = {};
   call.args.k = call.args.v;
   EXPECT_EQ(invalid(call),
             "forward: k has the flag TESSELLA_TRANSPOSED, expected it only for what quantize writes, "

@@ -104,6 +104,22 @@ TEST(EmulatedF8, NegativeFactors) {
   }
 }
 
+// Three queries of one head, whose q has a 1 in column 5 alone.
+Case of_one_column(int64_t keys, double scale) {
+  Case c = base(64, 64);
+  c.out_dtype = "f32";
+  c.q_scale = c.kv_scale = "";
+  c.batch = c.heads_q = 1;
+  c.seqlen_q = 3;
+  c.seqlen_kv = keys;
+  c.scale = scale;
+  return c;
+}
+constexpr uint8_t kOne = 0x38;
+void fill_column(const tessella_tensor& tensor, const std::function<uint8_t(int64_t)>& value) {
+  fill_bytes(tensor, [&](int64_t i, int64_t d) { return d == 5 ? value(i) : uint8_t{0}; });
+}
+
 // Scores of the first tile lie exponents of 2 above all others', which have values of 1 beside its 0: with frames of
 // the row's maximum they would be lost, and with frames of their own tile alone out would be infinite.
 TEST(EmulatedF8, TilesFarBelowTheMaximum) {
@@ -114,19 +130,10 @@ TEST(EmulatedF8, TilesFarBelowTheMaximum) {
     int lag;
   };
   for (const auto& [key, others, lag] : {Scores{0x5A, 0, 20}, {0x7C, 0, 384}, {0, 0xD9, 18}, {0xC8, 0xDC, 20}}) {
-    Case c = base(kHeadDim, kHeadDim);
-    c.out_dtype = "f32";
-    c.q_scale = c.kv_scale = "";
-    c.batch = c.heads_q = 1;
-    c.seqlen_q = 3;
-    c.seqlen_kv = kKeys;
-    c.scale = std::log(2.0);
-    Call call(c);
-    constexpr uint8_t kOne = 0x38;
-    fill_bytes(*call.args().q, [](int64_t, int64_t d) { return d == 5 ? kOne : uint8_t{0}; });
-    fill_bytes(*call.args().k, [&, of_key = key, of_others = others](int64_t i, int64_t d) {
-      return d != 5 ? uint8_t{0} : i == 7 ? of_key : of_others;
-    });
+    Call call(of_one_column(kKeys, std::log(2.0)));
+    fill_column(*call.args().q, [](int64_t) { return kOne; });
+    fill_column(*call.args().k,
+                [&, of_key = key, of_others = others](int64_t i) { return i == 7 ? of_key : of_others; });
     fill_bytes(*call.args().v, [](int64_t i, int64_t) { return i >= 128 ? kOne : uint8_t{0}; });
     ASSERT_EQ(run_recipe(call, cuda::forward_f8_sm90_recipe, 0, 1), "");
     const double expected = (kKeys - 128) * std::exp2(-lag);
@@ -137,20 +144,12 @@ TEST(EmulatedF8, TilesFarBelowTheMaximum) {
 
 // One key has its row to itself, whatever fraction its score has: its probability is not rounded.
 TEST(EmulatedF8, TheLargestProbabilityHasNoError) {
-  constexpr int64_t kKeys = 300, kHeadDim = 64;
-  constexpr uint8_t kOne = 0x38, kThree = 0x44;
+  constexpr int64_t kHeadDim = 64;
+  constexpr uint8_t kThree = 0x44;
   for (const double scale : {40.0, 41.3, 97.77, 1.2e8, 1.3e8, -1.2e8}) {
-    Case c = base(kHeadDim, kHeadDim);
-    c.out_dtype = "f32";
-    c.q_scale = c.kv_scale = "";
-    c.batch = c.heads_q = 1;
-    c.seqlen_q = 3;
-    c.seqlen_kv = kKeys;
-    c.scale = scale;
-    Call call(c);
-    fill_bytes(*call.args().q, [](int64_t, int64_t d) { return d == 5 ? kOne : uint8_t{0}; });
-    fill_bytes(*call.args().k,
-               [&](int64_t i, int64_t d) { return d == 5 && (i == 130) == (scale > 0) ? kOne : uint8_t{0}; });
+    Call call(of_one_column(300, scale));
+    fill_column(*call.args().q, [](int64_t) { return kOne; });
+    fill_column(*call.args().k, [&](int64_t i) { return (i == 130) == (scale > 0) ? kOne : uint8_t{0}; });
     fill_bytes(*call.args().v, [](int64_t i, int64_t) { return i == 130 ? kThree : kOne; });
     ASSERT_EQ(run_recipe(call, cuda::forward_f8_sm90_recipe, 0, 1), "");
     const auto* out = static_cast<const float*>(call.args().out->data);

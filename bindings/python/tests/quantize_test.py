@@ -142,6 +142,8 @@ def test_attention_of_transposed_v():
         **scales,
     )
     np.testing.assert_array_equal(swapped.swapaxes(1, 2), want)
+    with pytest.raises(tessella.Unsupported, match="a transposed v is given, and has no gradients"):
+        tessella.explain(q8, k8, columns, v_scale=v_scale, v_transposed=True, backward=True)
     # The slot of v forgets.
     again = tessella.attention(q8, k8, rows, v_scale=v_scale, mask="causal", **scales)
     np.testing.assert_array_equal(again, want)

@@ -10,6 +10,7 @@
 #include "cuda/launch/forward_arguments.hpp"
 #include "cuda/launch/forward_cost.hpp"
 #include "cuda/launch/hopper_forward.hpp"
+#include "portable/sequence_rows.hpp"
 
 namespace tessella::cuda {
 namespace {
@@ -22,6 +23,15 @@ using core::Name;
 using portable::ForwardSm90Config;
 using portable::ForwardSm90Params;
 using portable::kKeyTile;
+
+// quantize and the step here make the same tensor.
+static_assert(kKeyTile == core::kTransposedTile);
+static_assert([] {
+  for (int32_t place = 0; place < 16; ++place) {
+    if (portable::key_place(portable::key_at(place)) != place) return false;
+  }
+  return true;
+}());
 
 bool is_transposed(const AttentionShape& p) { return p.features.has(Feature::transposed_v); }
 

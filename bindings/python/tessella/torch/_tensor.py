@@ -211,8 +211,8 @@ class TensorCall(Call):
         """Reads the inputs of an operator."""
         arrays = {name: array for name, array in named.items() if name in _ARRAYS or name == "mod_args"}
         scalars = {name: value for name, value in named.items() if name not in arrays} if arrays else named
-        kv_dtype, v_transposed = named.get("kv_dtype"), named.get("v_transposed", False)
-        if kv_dtype is not None or "v_transposed" in named:
+        kv_dtype, v_transposed = named.get("kv_dtype"), named.get("v_transposed")
+        if kv_dtype is not None or v_transposed is not None:
             scalars = {name: value for name, value in scalars.items() if name not in ("kv_dtype", "v_transposed")}
         device_idx = q.get_device()
         if device_idx >= 0:
