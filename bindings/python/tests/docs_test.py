@@ -26,7 +26,7 @@ def test_snippets(page, capsys):
     has_torch = importlib.util.find_spec("torch") is not None
     for snippet in snippets(page):
         if has_torch or not re.search(r"import torch|tessella\.torch", snippet):
-            exec(compile(snippet, page, "exec"), names)
+            exec(compile(snippet, f"<{page}>", "exec"), names)
     printed = capsys.readouterr().out
     for said in re.findall(r"print\(error\)  # (.*)", "".join(snippets(page))):
         assert said in printed
