@@ -123,8 +123,8 @@ def test_one_thread_is_timed_by_what_it_computes():
         thread.join()
 
     given = problem.DecodeProblem(dataclasses.replace(PLAIN, threads=1), "cpu")
-    waits = measure.Rotation(lambda copy: time.sleep(0.001), given)
-    assert waits.time(0, "cpu") < 0.0005
+    waits = measure.Rotation(lambda copy: time.sleep(0.2), given)  # whose own work is some 0.001, on a busy machine too
+    assert waits.time(0, "cpu") < 0.1
     for run in (works, works_elsewhere):
         assert measure.Rotation(run, given).time(0, "cpu") >= 0.002
     given = problem.DecodeProblem(dataclasses.replace(PLAIN, threads=2), "cpu")
