@@ -12,6 +12,8 @@ library=$(find "$build" -name 'libtessella.so.*.*' -type f | head -1)
 soname=$(objdump -p "$library" | awk '$1 == "SONAME" {print $2}')
 install -m 755 -s "$library" "$folder/$soname"
 ln -sf "$soname" "$folder/libtessella.so"
+operators=$(dirname "$library")/libtessella_torch.so
+[[ ! -f $operators ]] || install -m 755 -s "$operators" "$folder"
 programs=$(find "$build" -path '*CMakeFiles*' -prune -o -type f -perm -u+x -print |
   while read -r file; do case $(file -b "$file") in *ELF*executable*|*ELF*interpreter*) echo "$file" ;; esac; done)
 if [[ $wanted != *[a-z]* ]]; then wanted=; fi

@@ -38,5 +38,9 @@ configure_file(cmake/tessella.pc.in ${PROJECT_BINARY_DIR}/cmake/tessella.pc @ONL
 install(FILES ${PROJECT_BINARY_DIR}/cmake/tessella.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
   COMPONENT development)
 
-# The wheel (pyproject.toml) takes this component alone: the library beside the package's modules, under its plain name.
+# The wheel (pyproject.toml) takes this component alone: the library beside the package's modules, under its plain name,
+# and torch's operators.
 install(FILES $<TARGET_FILE:tessella> RENAME libtessella.so DESTINATION tessella COMPONENT python EXCLUDE_FROM_ALL)
+if(TARGET tessella_torch)
+  install(FILES $<TARGET_FILE:tessella_torch> DESTINATION tessella COMPONENT python EXCLUDE_FROM_ALL)
+endif()

@@ -26,7 +26,7 @@ _SWAPPED = {"bshd": False, "bhsd": True}
 
 # Elements of q times keys that a thread takes some 10 milliseconds for, by plain loops and by vectors: from there on
 # the 30 microseconds of another thread do not count.
-_SHORT = 5_000_000
+SHORT = 5_000_000
 _SHORT_OF_VECTORS = 100_000_000
 _MOST_THREADS = 16  # that are counted on: a quota may leave fewer than there are
 
@@ -60,6 +60,18 @@ def lse_shape(q: Sequence[int], swapped: bool) -> tuple[int, ...]:
     """The shape of lse, (batch, heads_q, seqlen_q) or what of it q has, from that of q."""
     lead = tuple(q[:-1])
     return lead if swapped or len(lead) < 2 else (*lead[:-2], lead[-1], lead[-2])
+
+
+def keys_of(k: Sequence[int], page_table: Sequence[int], swapped: bool) -> int:
+    """Keys of a sequence, at most, from the shapes of k and of the page table, which is (1) without pages."""
+    return k[-2 if swapped or len(k) == 2 else -3] * page_table[-1]
+
+
+def is_long(q: Sequence[int], keys: int, is_f64: bool, kernel: str, num_threads: int | None) -> bool:
+    """Whether a call takes some milliseconds of the CPU, as far as its sizes tell."""
+    most = SHORT if is_f64 or kernel.startswith("reference.") else _SHORT_OF_VECTORS
+    threads = min(num_threads or _MOST_THREADS, len(os.sched_getaffinity(0)), _MOST_THREADS)
+    return math.prod(q) * keys >= most * threads
 
 
 class Call:
@@ -219,7 +231,7 @@ class Call:
     def run(self, run: Callable[[], int]) -> None:
         """Calls C: run(). Raises unless its status is OK."""
         # What is short by its sizes alone is told apart first, in half a microsecond.
-        if math.prod(self.slots["q"].shape) * math.prod(self.slots["k"].shape) < _SHORT or not self._is_long():
+        if math.prod(self.slots["q"].shape) * math.prod(self.slots["k"].shape) < SHORT or not self._is_long():
             self.require(run())
         else:
             self.run_long(run)
@@ -238,15 +250,10 @@ class Call:
         q, k = self.slots["q"], self.slots["k"]
         if q.tensor.device_type == d.CUDA:
             return False
-        is_last_but_one = self.is_swapped or len(k.shape) == 2
-        keys = k.shape[-2 if is_last_but_one else -3]
-        if "page_table" in self.given:
-            keys *= self.slots["page_table"].shape[-1]
-        kernel = self.options.kernel or b""
-        is_slow = q.tensor.dtype == d.F64 or kernel.startswith(b"reference.")
-        most = _SHORT if is_slow else _SHORT_OF_VECTORS
-        threads = min(self.options.num_threads or _MOST_THREADS, len(os.sched_getaffinity(0)), _MOST_THREADS)
-        return bool(math.prod(q.shape) * keys >= most * threads)
+        page_table = self.slots["page_table"].shape if "page_table" in self.given else (1,)
+        keys = keys_of(k.shape, page_table, self.is_swapped)
+        is_f64 = q.tensor.dtype == d.F64
+        return is_long(q.shape, keys, is_f64, (self.options.kernel or b"").decode(), self.options.num_threads)
 
     def require(self, status: int, message: str | None = None) -> None:
         """Raises unless the status is OK; a sentence that counts swapped axes says so."""

@@ -10,6 +10,8 @@ from . import _declarations as d
 from ._library import failure, library, require
 from ._scalars import string
 
+torch_operators = "not loaded, before tessella.torch is imported"  # what their kernels are written in
+
 
 class Kernel(NamedTuple):
     """One kernel of the library."""
@@ -60,7 +62,7 @@ def info() -> str:
     lines = str(library.tessella_info().decode())
     if not lines:  # a variable of the environment that means nothing
         raise failure(d.INVALID_ARGUMENT)
-    return lines
+    return f"{lines}torch operators: {torch_operators}\n"
 
 
 def build_kernels(archs: str = "", kernel: str = "", progress: Callable[[int, int, str], None] | None = None) -> None:

@@ -3,6 +3,8 @@
 import ctypes as c
 import math
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -169,30 +171,35 @@ def test_inference_mode(qkv):
         assert close([compiled(*qkv)], [expected])
 
 
-def test_threads_are_torchs(monkeypatch):
-    from tessella.torch import _operator
+THREADS = """
+import ctypes
+from tessella import _declarations as d
+from tessella._library import library
 
-    seen = []
-    forward = _operator.library.tessella_forward
+seen, forward = [], library.tessella_forward
 
-    class Library:
-        @staticmethod
-        def tessella_forward(args, options, stream):
-            seen.append(options._obj.num_threads)
-            return forward(args, options, stream)
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(d.ForwardArgs), ctypes.POINTER(d.AttentionOptions), ctypes.c_void_p)
+def recorded(args, options, stream):
+    seen.append(options.contents.num_threads)
+    return forward(args, options, stream)
 
-    monkeypatch.setattr(_operator, "library", Library)
-    q = torch.ones(1, 3, 2, 16)
-    before = torch.get_num_threads()
-    try:
-        for number in (1, 2):
-            torch.set_num_threads(number)
-            tessella.torch.attention(q, q, q)
-            tessella.torch.attention(q, q, q, num_threads=3)
-            tessella.torch.attention(q, q, q, num_threads=0)
-    finally:
-        torch.set_num_threads(before)
-    assert seen == [1, 3, 0, 2, 3, 0]
+library.tessella_forward = recorded
+import torch, tessella.torch
+
+q = torch.ones(1, 3, 2, 16)
+for number in (1, 2):
+    torch.set_num_threads(number)
+    tessella.torch.attention(q, q, q)
+    tessella.torch.attention(q, q, q, num_threads=3)
+    tessella.torch.attention(q, q, q, num_threads=0)
+print(seen)
+"""
+
+
+def test_threads_are_torchs():
+    """In a process of its own, whose library writes down what it is given, before the operators take its functions."""
+    ran = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True)
+    assert ran.stdout == "[1, 3, 0, 2, 3, 0]\n", ran.stderr
 
 
 def test_workspace_comes_from_torchs_allocator(monkeypatch):

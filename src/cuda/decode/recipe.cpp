@@ -174,8 +174,9 @@ std::string ineligible(const AttentionShape& p, bool is_named) {
                    " (", p.seqlen_q, p.seqlen_q == 1 ? " query" : " queries", " of ", p.group(), " heads)");
   }
   constexpr int64_t kFewQueries = 8;  // which no other kernel has tiles for
-  if (p.seqlen_q > kFewQueries && p.seqlen_kv < 4 * p.seqlen_q && p.num_splits <= 1 &&
-      !p.features.has(Feature::schedule)) {
+  // Lengths as plans of the cache have them: what is asked about a call is answered as the call runs.
+  const bool has_few_keys = core::rounded_length(p.seqlen_kv) < 4 * core::rounded_few(p.seqlen_q);
+  if (p.seqlen_q > kFewQueries && has_few_keys && p.num_splits <= 1 && !p.features.has(Feature::schedule)) {
     return message("is for caches, and ", p.seqlen_q, " queries have at most ", p.seqlen_kv, " keys");
   }
   return "";

@@ -13,21 +13,14 @@ from .._errors import Error, InvalidArgument, Unsupported, name_function
 from .._fields import set_options
 from .._plan import plan
 from .._scalars import switch
-from . import _autograd, _operator  # noqa: F401  (the first registers what autograd calls)
+from . import _operator
+from ._autograd import call
 from ._schema import CACHE_DTYPES, NOT_OF_CACHES, OF_CACHES, OPTIONS, TENSORS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .._options import Options
-
-# The operators without the search by name.
-_attention = torch.ops.tessella.attention.default
-_attention_lse = torch.ops.tessella.attention_lse.default
-_attention_out = torch.ops.tessella.attention_out.default
-_cached = torch.ops.tessella.attention_cached.default
-_cached_lse = torch.ops.tessella.attention_cached_lse.default
-_cached_out = torch.ops.tessella.attention_cached_out.default
 
 
 class _Arguments:
@@ -118,17 +111,17 @@ def attention(
     amax = named.pop("amax", None) if is_cached else None  # of a dict that is not remembered: tensors never are
     if out is None and lse is None and amax is None:
         if is_cached:
-            return _cached_lse(q, k, v, **named) if return_lse else _cached(q, k, v, **named)
-        return _attention_lse(q, k, v, **named) if return_lse else _attention(q, k, v, **named)
+            return call(_operator.attention_cached_lse if return_lse else _operator.attention_cached, (q, k, v), named)
+        return call(_operator.attention_lse if return_lse else _operator.attention, (q, k, v), named)
     _require_outputs({"out": out, "lse": lse, "amax": amax})
     if out is None:
         out = _operator.new_out(q, k, v, **named)
     if lse is None and return_lse:
         lse = _operator.new_lse(q, k, v, **named)
     if is_cached:
-        _cached_out(out, lse, amax, q, k, v, **named)
+        call(_operator.attention_cached_out, (out, lse, amax, q, k, v), named)
     else:
-        _attention_out(out, lse, q, k, v, **named)
+        call(_operator.attention_out, (out, lse, q, k, v), named)
     return (out, lse) if return_lse else out
 
 

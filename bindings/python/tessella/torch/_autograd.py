@@ -6,70 +6,140 @@ torch.library.register_autograd takes no tensors by keyword, so the kernels of t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 import torch._functorch.utils as _functorch_utils  # type: ignore[import-not-found, unused-ignore]
 
-from .._backward_call import BITS, GRADIENTS
+from .._backward_call import GRADIENTS
 from .._errors import InvalidArgument, Unsupported
 from .._fields import MAPPED_MASKS
 from . import _operator
 from ._schema import OF_CACHES, OF_FORWARD, OF_SLICES
-from ._tensor import require_strided
+from ._tensor import is_long, require_strided
 
 _forward_ad: Any = torch.autograd.forward_ad
 _torch_c: Any = torch._C
 _below_autograd = _torch_c._after_autograd_keyset
+_BelowAutograd = _torch_c._AutoDispatchBelowAutograd
+_are_transforms_active = _torch_c._are_functorch_transforms_active
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
 _DIRECT = {int(key) for key in (_torch_c.DispatchKey.CPU, _torch_c.DispatchKey.CUDA)}
 _single_level: Any = _functorch_utils.enable_single_level_autograd_function
 _Function: Any = torch.autograd.function._SingleLevelFunction
-_GRADIENT_OF = {of: name for name, of in GRADIENTS.items()}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_OPERATORS: dict[Callable[..., Any], Any] = {
+    kernel: getattr(torch.ops.tessella, kernel.__name__).default for kernel in _operator.KERNELS
+}
+_DIFFERENTIABLE: dict[Callable[..., Any], Callable[..., Any]] = {}  # as they are registered below
+_WRITTEN = {_operator.attention_out: 2, _operator.attention_cached_out: 3}  # operands that an operator writes
+_NOT_OF_BACKWARD = OF_FORWARD | {"lse_dtype"}
+# Options that forbid no gradients, whatever they are.
+_FREE = frozenset(
+    ("layout", "causal_top_left", "window_left", "window_right", "chunk", "keep_first", "scale", "softcap")
+)
 _WITHOUT = "for the forward alone expected .detach() of each tensor that requires grad, or a call under torch.no_grad()"
 _MAX_HEAD_DIMS = {"cpu": 512, "cuda": 256}  # of the kernels of gradients but that of float64; forwards go further
 
 
 def _needs_gradient(arguments: Iterable[Any]) -> bool:
-    """Whether one of the tensors requires grad; one that has a tangent is an error."""
-    needs = False
+    """Whether one of the tensors requires grad."""
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            if argument.requires_grad:
+                return True
+        elif isinstance(argument, (list, tuple)) and _needs_gradient(argument):
+            return True
+    return False
+
+
+def _refuse_tangents(arguments: Iterable[Any]) -> None:
+    """Raises for a tensor with a derivative of forward mode."""
     for argument in arguments:
         if isinstance(argument, (list, tuple)):
-            needs = _needs_gradient(argument) or needs
-        elif isinstance(argument, torch.Tensor):
-            if _forward_ad._current_level >= 0 and _forward_ad.unpack_dual(argument).tangent is not None:
-                raise Unsupported(
-                    "forward: a tensor has a tangent, and there is no derivative of forward mode, expected detach() of "
-                    "it"
-                )
-            needs = needs or argument.requires_grad
-    return needs and torch.is_grad_enabled()
+            _refuse_tangents(argument)
+        elif isinstance(argument, torch.Tensor) and _forward_ad.unpack_dual(argument).tangent is not None:
+            raise Unsupported(
+                "forward: a tensor has a tangent, and there is no derivative of forward mode, expected detach() of it"
+            )
 
 
-def _below(kernel: Callable[..., Any], keys: Any, *operands: Any, **named: Any) -> Any:
-    """The operator without its derivatives: the kernel itself if nothing else is to be asked."""
+def _below(kernel: Callable[..., Any], keys: Any, operands: Sequence[Any], named: dict[str, Any]) -> Any:
+    """The operator without its derivatives: the kernel itself if nothing else is to be asked.
+
+    keys: the dispatcher's; None where no operator has been called yet.
+    """
+    if keys is None:
+        return _first(kernel, operands, named)
     keys &= _below_autograd
     if int(keys.highestPriorityTypeId()) in _DIRECT:
+        if _operator.is_native and not is_long(operands, named):
+            return _native(kernel, operands, named)
         return kernel(*operands, **named)
     # A function's forward has grad mode off, in which an outer level of torch.func would take no derivatives.
-    mode = torch.enable_grad() if _torch_c._are_functorch_transforms_active() else contextlib.nullcontext()
-    with mode, _torch_c._AutoDispatchBelowAutograd():
-        return getattr(torch.ops.tessella, kernel.__name__).default.redispatch(keys, *operands, **named)
+    mode = torch.enable_grad() if _are_transforms_active() else contextlib.nullcontext()
+    with mode, _BelowAutograd():
+        result = _OPERATORS[kernel].redispatch(keys, *operands, **named)
+    return _written(kernel, operands, result) if _operator.is_native else result
+
+
+def _first(kernel: Callable[..., Any], operands: Sequence[Any], named: dict[str, Any]) -> Any:
+    """The operator without its derivatives, of tensors of any kind."""
+    if not _operator.is_native:
+        return _OPERATORS[kernel](*operands, **named)
+    if not is_long(operands, named):
+        return _native(kernel, operands, named)
+    if type(operands[-1]) in _PLAIN and not _torch_c._len_torch_dispatch_stack():
+        return kernel(*operands, **named)  # signals interrupt it
+    return _OPERATORS[kernel](*operands, **named)
+
+
+def _native(kernel: Callable[..., Any], operands: Sequence[Any], named: dict[str, Any]) -> Any:
+    """The operator's kernel in C++, or what else takes such tensors below autograd."""
+    try:
+        with _BelowAutograd():
+            result = _OPERATORS[kernel](*operands, **named)
+    except RuntimeError as error:
+        if type(error) is RuntimeError and not _torch_c._len_torch_dispatch_stack():
+            kernel(*operands, **named)  # raises an exception of Tessella with the same sentence
+        raise
+    return _written(kernel, operands, result)
+
+
+def _written(kernel: Callable[..., Any], operands: Sequence[Any], result: Any) -> Any:
+    """The result; C++ cannot count that it has written operands, where that is the operator's."""
+    if result is None:
+        _operator.bump_versions(operands[: _WRITTEN[kernel]])
+    return result
+
+
+def call(kernel: Callable[..., Any], operands: Sequence[Any], named: dict[str, Any]) -> Any:
+    """The operator as its user calls it, past the dispatcher's key of autograd where that has nothing to do."""
+    if _is_compiling() or _are_transforms_active() or _forward_ad._current_level >= 0:
+        return _OPERATORS[kernel](*operands, **named)
+    if _is_grad_enabled() and (_needs_gradient(operands) or (named and _needs_gradient(named.values()))):
+        return _DIFFERENTIABLE[kernel](None, *operands, **named)
+    return _first(kernel, operands, named)
 
 
 def _register(kernel: Callable[..., Any], differentiable: Callable[..., Any]) -> None:
     def of_autograd(keys: Any, *operands: Any, **named: Any) -> Any:
-        if torch.is_grad_enabled() or _forward_ad._current_level >= 0:
-            if _needs_gradient(operands) | _needs_gradient(named.values()):
-                return differentiable(keys, *operands, **named)
-        return _below(kernel, keys, *operands, **named)
+        if _forward_ad._current_level >= 0:
+            _refuse_tangents((operands, tuple(named.values())))
+        if _is_grad_enabled() and (_needs_gradient(operands) or _needs_gradient(named.values())):
+            return differentiable(keys, *operands, **named)
+        return _below(kernel, keys, operands, named)
 
+    _DIFFERENTIABLE[kernel] = differentiable
     _operator.definitions.impl(kernel.__name__, of_autograd, "Autograd", with_keyset=True)
 
 
 def _apply(function: Any, *arguments: Any) -> Any:
     """function.apply at the level of torch.func that the operator has come to; that of Python would begin anew."""
-    if not _torch_c._are_functorch_transforms_active():
+    if not _are_transforms_active():
         return function.apply(*arguments)
     with _single_level():
         return function.apply(*arguments)
@@ -82,16 +152,15 @@ class _Attention(_Function):  # type: ignore[misc, unused-ignore]
     def forward(
         ctx: Any, keys: Any, names: tuple[str, ...], scalars: dict[str, Any], q: Any, k: Any, v: Any, *arrays: Any
     ) -> tuple[Any, Any]:
-        given = {**dict(zip(names, arrays)), **scalars}
-        asked = scalars.get("lse_dtype")
+        given = {**dict(zip(names, arrays)), **scalars} if names else scalars
+        asked = scalars.get("lse_dtype", torch.float32)
         if q.dtype is torch.float64:  # gradients as exact as out
-            given["lse_dtype"] = torch.float64
-        out, lse = _below(_operator.attention_lse, keys, q, k, v, **given)
+            given = {**given, "lse_dtype": torch.float64}
+        out, lse = _below(_operator.attention_lse, keys, (q, k, v), given)
         ctx.save_for_backward(out, lse, q, k, v, *arrays)
-        ctx.names = names
-        ctx.scalars = {name: value for name, value in scalars.items() if name != "lse_dtype" and name not in OF_FORWARD}
+        ctx.names, ctx.scalars = names, scalars
         ctx.set_materialize_grads(False)
-        return out, lse if lse.dtype is (asked or torch.float32) else lse.float()
+        return out, lse if lse.dtype is asked else lse.float()
 
     @staticmethod
     def backward(ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any, ...]:
@@ -100,37 +169,39 @@ class _Attention(_Function):  # type: ignore[misc, unused-ignore]
             if d_lse is None:
                 return (None,) * len(ctx.needs_input_grad)
             d_out = torch.zeros_like(out)
-        of_inputs = [_GRADIENT_OF.get(name) for name in ("q", "k", "v", *ctx.names)]
-        wanted = [
-            name for name, is_needed in zip(of_inputs, ctx.needs_input_grad[3:]) if is_needed and name is not None
-        ]
-        made = torch.ops.tessella.attention_backward.default(
-            d_out,
-            d_lse,
-            out,
-            lse,
-            q,
-            k,
-            v,
-            **dict(zip(ctx.names, arrays)),
-            **ctx.scalars,
-            gradients=sum(BITS[name] for name in wanted),
+        places, gradients = _places(ctx.names), 0
+        for place, is_needed in zip(places, ctx.needs_input_grad[3:]):
+            if is_needed and place is not None:
+                gradients |= 1 << place
+        named = {name: value for name, value in ctx.scalars.items() if name not in _NOT_OF_BACKWARD}
+        named.update(zip(ctx.names, arrays), gradients=gradients)
+        made = call(_operator.attention_backward, (d_out, d_lse, out, lse, q, k, v), named)
+        return (
+            *(None, None, None),
+            *(made[place] if place is not None and gradients >> place & 1 else None for place in places),
         )
-        by_name = {name: gradient for name, gradient in zip(GRADIENTS, made) if name in wanted}
-        return (None, None, None, *(by_name.get(name or "") for name in of_inputs))
+
+
+@functools.lru_cache(maxsize=64)
+def _places(names: tuple[str, ...]) -> list[int | None]:
+    """Of q, k, v and arrays of these names, where their gradients are among those that attention_backward returns."""
+    inputs = list(GRADIENTS.values())
+    return [inputs.index(name) if name in inputs else None for name in ("q", "k", "v", *names)]
 
 
 def _attention_lse(keys: Any, q: Any, k: Any, v: Any, **named: Any) -> Any:
     """out and lse with gradients."""
     _require_gradients(q, k, v, named)
     arrays = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
-    scalars = {name: value for name, value in named.items() if name not in arrays}
+    scalars = {name: value for name, value in named.items() if name not in arrays} if arrays else named
     return _apply(_Attention, keys, tuple(arrays), scalars, q, k, v, *arrays.values())
 
 
 def _require_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named: Mapping[str, Any]) -> None:
     """Raises at once for what has no gradients, before the forward runs."""
-    require_strided("forward", {"q": q, "k": k, "v": v})
+    for tensor in (q, k, v):
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+            require_strided("forward", {"q": q, "k": k, "v": v})
     if q.device.type == "cuda" and named.get("out_dtype") is torch.float32 and q.dtype is not torch.float32:
         raise Unsupported(
             f"forward: a tensor requires grad, and on cuda an out of float32 beside {q.dtype} has no gradients, "
@@ -145,6 +216,8 @@ def _require_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named:
             f"forward: a tensor requires grad, and no kernel computes gradients of head_dim {head_dim} on "
             f"{q.device.type}, expected head_dim at most {most}; {_WITHOUT}"
         )
+    if named.keys() <= _FREE:
+        return
     if q.dtype is not torch.float64 and any(named.get(name) for name in OF_SLICES):
         raise Unsupported(
             f"forward: a tensor requires grad, and slices of a whole have gradients in float64 alone; {_WITHOUT}"
@@ -155,7 +228,7 @@ def _require_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named:
             f"{_WITHOUT}"
         )
     for name, value in named.items():
-        if name not in _GRADIENT_OF and _needs_gradient((value,)):
+        if name not in GRADIENTS.values() and _needs_gradient((value,)):
             raise Unsupported(f"forward: {name} requires grad, and has no gradient, expected detach() of it")
     if named.get("score_mod") and not named.get("score_mod_gradient"):
         raise InvalidArgument(
@@ -180,7 +253,7 @@ class _Once(_Function):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def forward(ctx: Any, keys: Any, named: dict[str, Any], *operands: Any) -> Any:
-        return _below(_operator.attention_backward, keys, *operands, **named)
+        return _below(_operator.attention_backward, keys, operands, named)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> NoReturn:

@@ -8,16 +8,19 @@ torch hands a kernel those keywords alone that differ from the schema's defaults
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from .. import _declarations as d
+from .. import _kernels
 from .._arrays import dtype_of
 from .._backward_call import BITS, GRADIENTS
 from .._call import is_swapped, lse_shape, out_code, out_shape, transposed_shape
 from .._library import library
 from .._options import SCHEMAS
+from . import _native
 from ._schema import TORCH_DTYPES
 from ._tensor import TensorBackwardCall, TensorCall, refuse_other_layouts, require_one_device
 
@@ -48,8 +51,7 @@ def attention_out(
 ) -> None:
     """Writes out, and lse where it is given."""
     _run(out, lse, False, q, k, v, named)
-    for tensor in (out,) if lse is None else (out, lse):  # whoever saved it for a backward hears of it
-        torch.autograd.graph.increment_version(tensor)
+    bump_versions((out, lse))
 
 
 def attention_cached(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> torch.Tensor:
@@ -78,7 +80,14 @@ def attention_cached_out(
         attention_out(out, lse, q, k, v, **named)
     else:
         attention_out(out, lse, q, k, v, amax=amax, **named)
-        torch.autograd.graph.increment_version(amax)
+        bump_versions((amax,))
+
+
+def bump_versions(written: Sequence[torch.Tensor | None]) -> None:
+    """Whoever saved one of these for a backward hears of it."""
+    for tensor in written:
+        if tensor is not None:
+            torch.autograd.graph.increment_version(tensor)
 
 
 def _run(
@@ -207,25 +216,32 @@ _torch_library: Any = torch.library  # whose functions have no types
 definitions = _torch_library.Library("tessella", "DEF")
 _ATTENTION, _CACHED = SCHEMAS["attention"], SCHEMAS["attention_cached"]
 _WRITTEN = "Tensor(a!) out, Tensor(b!)? lse"
-for _kernel, _shapes, _schema in (
-    (attention, _fake, f"({_ATTENTION}) -> Tensor"),
-    (attention_lse, _fake_lse, f"({_ATTENTION}, ScalarType? lse_dtype=None) -> (Tensor, Tensor)"),
-    (attention_out, _fake_out, f"({_WRITTEN}, {_ATTENTION}) -> ()"),
-    (attention_cached, _fake, f"({_CACHED}) -> Tensor"),
-    (attention_cached_lse, _fake_lse, f"({_CACHED}, ScalarType? lse_dtype=None) -> (Tensor, Tensor)"),
-    (attention_cached_out, _fake_cached_out, f"({_WRITTEN}, Tensor(c!)? amax, {_CACHED}) -> ()"),
-    (
-        attention_backward,
+# Each with its shapes and its schema.
+KERNELS: dict[Any, tuple[Any, str]] = {
+    attention: (_fake, f"({_ATTENTION}) -> Tensor"),
+    attention_lse: (_fake_lse, f"({_ATTENTION}, ScalarType? lse_dtype=None) -> (Tensor, Tensor)"),
+    attention_out: (_fake_out, f"({_WRITTEN}, {_ATTENTION}) -> ()"),
+    attention_cached: (_fake, f"({_CACHED}) -> Tensor"),
+    attention_cached_lse: (_fake_lse, f"({_CACHED}, ScalarType? lse_dtype=None) -> (Tensor, Tensor)"),
+    attention_cached_out: (_fake_cached_out, f"({_WRITTEN}, Tensor(c!)? amax, {_CACHED}) -> ()"),
+    attention_backward: (
         _fake_backward,
         f"(Tensor d_out, Tensor? d_lse, Tensor out, Tensor lse, {_ATTENTION}, int gradients={DEFAULT_GRADIENTS})"
         " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     ),
-):
+}
+for _kernel, (_shapes, _schema) in KERNELS.items():
     # Strides of gradients follow those of their inputs.
     _tags = (torch.Tag.needs_fixed_stride_order,) if _kernel is attention_backward else ()
     definitions.define(_kernel.__name__ + _schema, tags=_tags)
-    for _device in ("CPU", "CUDA"):
-        definitions.impl(_kernel.__name__, _kernel, _device)
     _torch_library.register_fake(f"tessella::{_kernel.__name__}", _shapes, lib=definitions)
     _function = "backward" if _kernel is attention_backward else "forward"
     refuse_other_layouts(definitions, _kernel.__name__, _function)
+
+_why_python = _native.register({kernel.__name__: schema for kernel, (_, schema) in KERNELS.items()})
+is_native = not _why_python
+if not is_native:
+    for _kernel in KERNELS:
+        for _device in ("CPU", "CUDA"):
+            definitions.impl(_kernel.__name__, _kernel, _device)
+_kernels.torch_operators = "in C++" if is_native else f"in Python ({_why_python})"

@@ -15,6 +15,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 
 from .. import _declarations as d
 from .._arrays import DTYPES, dtype_of
+from .._errors import InvalidArgument
 from .._fields import ARRAYS
 from .._options import SCHEMAS, STRUCTS
 
@@ -54,11 +55,17 @@ def _signed(value: Any) -> int:
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
+def _int32(value: Any) -> Any:
+    if not -(1 << 31) <= value < 1 << 31:
+        raise InvalidArgument(f"an option is {value}, expected a number of 32 bits")
+    return value
+
+
 # of_field makes a number of a symbol where a graph is traced; where the schema takes symbols, it stays one.
 _OF_KIND: dict[str, _Type] = {
     "real": _Type(float, _same),
-    "int32": _Type(operator.index, _same),
-    "words": _Type(operator.index, _same),
+    "int32": _Type(operator.index, _int32),
+    "words": _Type(operator.index, _int32),
     "switch": _Type(bool, int),
     "int64": _Type(_same, _same),
     "uint64": _Type(_signed, _same),

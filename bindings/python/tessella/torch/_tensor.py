@@ -6,7 +6,7 @@ import contextlib
 import ctypes as c
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch  # type: ignore[import-not-found, unused-ignore]
@@ -14,7 +14,8 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from .. import _declarations as d
 from .._arrays import Slot, dtype_of
 from .._backward_call import BackwardCall
-from .._call import INITIAL, Call, is_swapped, lse_shape, out_code, out_shape
+from .._call import INITIAL, SHORT, Call, is_swapped, keys_of, lse_shape, out_code, out_shape
+from .._call import is_long as lasts_long
 from .._errors import InvalidArgument, Unsupported
 from .._fields import cache_code
 from .._kinds import layout_problem
@@ -85,6 +86,19 @@ def require_strided(function: str, arguments: Mapping[str, Any]) -> None:
             if problem:
                 of_list = f"[{idx}]" if isinstance(argument, (list, tuple)) else ""
                 raise Unsupported(f"{function}: {name}{of_list} {problem}")
+
+
+def is_long(operands: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Whether an operator's call takes the CPU some milliseconds; q, k and v are the last operands."""
+    q, k = operands[-3], operands[-2]
+    if q.is_cuda or q.numel() * k.numel() < SHORT:  # told apart first
+        return False
+    if k.ndim < 2:  # an error
+        return False
+    page_table = named.get("page_table")
+    keys = keys_of(k.shape, (1,) if page_table is None else page_table.shape, named.get("layout") == "bhsd")
+    is_f64 = q.dtype is torch.float64
+    return lasts_long(q.shape, keys, is_f64, named.get("kernel_name") or "", named.get("num_threads"))
 
 
 class TensorSlot(Slot):
