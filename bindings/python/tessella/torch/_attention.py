@@ -13,7 +13,10 @@ from .._errors import Error, InvalidArgument, Unsupported, name_function
 from .._fields import set_options
 from .._plan import plan
 from .._scalars import switch
-from . import _operator
+from . import (
+    _operator,
+    _vmap,  # noqa: F401  (what torch.func.vmap does with the operators)
+)
 from ._autograd import call
 from ._schema import CACHE_DTYPES, NOT_OF_CACHES, OF_CACHES, OPTIONS, TENSORS
 
