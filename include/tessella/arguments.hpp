@@ -84,7 +84,7 @@ struct ForwardArgs {
 struct AttentionOptions {
   Mask mask = {};
   // factor on q.k [1/sqrt(head_dim_qk)]
-  std::optional<float> scale = {};
+  std::optional<double> scale = {};
   // c of c * tanh(s / c) [0 = off]
   float softcap = 0;
   // probability of a zero, in multiples of 1 / 65536 [0]
@@ -374,7 +374,8 @@ inline void fill(tessella_forward_args& to, const ForwardArgs& from) {
 
 inline void fill(tessella_attention_options& to, const AttentionOptions& from) {
   from.mask.fill(to);
-  to.scale = from.scale.value_or(NAN);
+  to.scale = static_cast<float>(from.scale.value_or(NAN));
+  to.scale_f64 = from.scale.value_or(0);
   to.softcap = from.softcap;
   to.dropout = from.dropout;
   to.seed = from.seed;

@@ -351,12 +351,14 @@ typedef struct tessella_attention_options {
   const int32_t* cancel;
   /* 1: see above. No matter of a plan */
   int32_t cache_settled;
+  /* beside q of f64 the factor with all its digits; 0 = scale */
+  double scale_f64;
 } tessella_attention_options;
 
 #define TESSELLA_ATTENTION_OPTIONS_INIT                                                                                \
   {                                                                                                                    \
     sizeof(tessella_attention_options), NAN, 0, 0, 0, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
-        0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                                                   \
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                                                \
   }
 /* end of generated */
 

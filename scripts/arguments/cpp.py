@@ -73,7 +73,7 @@ def struct_of(name: str, struct: Struct) -> list[str]:
         if row["kind"] == "words":
             default = f"{spelled}::{row['words'][0]}"
         elif row.get("default") == "NAN":
-            spelled, default = "std::optional<float>", "{}"
+            spelled, default = "std::optional<double>", "{}"
         elif "cpp_type" in row:
             default = "{}"
         lines += comment_of(row, row["names"][0])
@@ -93,7 +93,7 @@ def fill_of(name: str, struct: Struct) -> list[str]:
         if row.get("part_of") == "mask" or row["kind"] == "tensors":
             continue
         for field in row["names"]:
-            fill = "{0}.value_or(NAN)" if row.get("default") == "NAN" else KINDS[row["kind"]].fill
+            fill = "static_cast<float>({0}.value_or(NAN))" if row.get("default") == "NAN" else KINDS[row["kind"]].fill
             lines.append(f"  to.{field} = {fill.format('from.' + row.get('cpp', field))};")
     return [*lines, "}", ""]
 

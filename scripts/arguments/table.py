@@ -36,6 +36,7 @@ KINDS = {
     "int64": Kind("int64_t", "int64_t", "0", "{0}", "int", "SymInt={0}"),
     "uint64": Kind("uint64_t", "uint64_t", "0", "{0}", "int", "int={0}"),
     "real": Kind("float", "float", "0", "{0}", "float", "float={0}.0"),
+    "real64": Kind("double"),
     "switch": Kind("int32_t", "bool", "false", "{0} ? 1 : 0", "bool", "bool=False"),
     "words": Kind("int32_t", "", "", "static_cast<int32_t>({0})", "", "int={0}"),
     "dtype": Kind(

@@ -196,8 +196,10 @@ class Normalizer {
     if (options_.deterministic < 0 || options_.deterministic > 2) {
       invalid(message(function_, ": deterministic is ", options_.deterministic, ", expected 0 to 2"));
     }
-    p_.scale = std::isnan(options_.scale) ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(p_.head_dim_qk)))
-                                          : options_.scale;
+    const bool is_f64 = p_.q().dtype == DType::f64;
+    p_.scale = std::isnan(options_.scale) ? 1.0 / std::sqrt(static_cast<double>(p_.head_dim_qk)) : options_.scale;
+    if (is_f64 && options_.scale_f64 != 0) p_.scale = options_.scale_f64;
+    if (!is_f64) p_.scale = static_cast<float>(p_.scale);
     p_.softcap = options_.softcap;
     if (p_.softcap != 0) p_.features |= Feature::softcap;
     p_.dropout = options_.dropout;

@@ -49,7 +49,7 @@ struct AttentionArguments : AttentionShape {
   int64_t window_right = -1;
   int64_t chunk = 0;
   int64_t keep_first = 0;
-  float scale = 0;
+  double scale = 0;  // of f64 calls; else a float
   float softcap = 0;
   float dropout = 0;
   uint64_t seed = 0;

@@ -122,7 +122,7 @@ inline bool needs_score_chain(const core::AttentionArguments& p) {
 // From what softmax sees to exponents of 2.
 template <typename Real>
 Real exponent_scale(const core::AttentionArguments& p) {
-  return scores_are_products(p) ? Real{p.scale} * kLog2E<Real> : kLog2E<Real>;
+  return scores_are_products(p) ? static_cast<Real>(p.scale) * kLog2E<Real> : kLog2E<Real>;
 }
 
 // LSE and its gradient are f32, or f64 beside f64.

@@ -120,7 +120,7 @@ class QueryNoise {
   // doubles 3. An LSE that is given is not truncated with it. Like the LSE's errors it is limited.
   double truncation(double product) const {
     if (p_.dtype() != DType::f32) return 0;
-    const double error = 3 * unit(p_) * static_cast<double>(p_.scale) * product * score_derivative(p_, product);
+    const double error = 3 * unit(p_) * p_.scale * product * score_derivative(p_, product);
     return std::clamp(error, -kMostOfLse, kMostOfLse);
   }
 
@@ -147,7 +147,7 @@ double of_output(double error, double value, DType dtype) {
 HeadGradients<double> head_noise(const AttentionArguments& p, const Sequence& s, int64_t kv_head,
                                  const HeadGradients<double>& of) {
   const auto d_qk = static_cast<size_t>(p.head_dim_qk), d_v = static_cast<size_t>(p.head_dim_v);
-  const double scale = std::abs(static_cast<double>(p.scale));
+  const double scale = std::abs(p.scale);
   HeadGradients<double> noise{std::vector<double>(of.dq.size()), std::vector<double>(of.dk.size()),
                               std::vector<double>(of.dv.size())};
   std::vector<double> partial_dk(of.dk.size()), partial_dv(of.dv.size()), partial_dq(d_qk);

@@ -145,7 +145,7 @@ Product product(const AttentionArguments& p, const double* q, const double* k) {
 
 // Of a score. exponent: the argument of exp, which is rounded too.
 double score_error(const AttentionArguments& p, double score, double exponent, const Product& of = {}) {
-  const double scale = static_cast<double>(p.scale), capped = soft_capped(p, scale * of.value);
+  const double scale = p.scale, capped = soft_capped(p, scale * of.value);
   const double up = std::abs(soft_capped(p, scale * (of.value + of.error)) - capped);
   const double down = std::abs(soft_capped(p, scale * (of.value - of.error)) - capped);
   return unit(p) * std::max(rounded_size(p, score), exponent) / 2 + std::max(up, down);

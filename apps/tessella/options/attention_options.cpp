@@ -81,7 +81,10 @@ struct Apply {
   const std::string what;
   const std::string& string;
 
-  void operator()(float Options::*member) const { call.options.*member = parse_float(what, string); }
+  void operator()(float Options::*member) const {
+    call.options.*member = parse_float(what, string);
+    if (member == &Options::scale) call.options.scale_f64 = parse_number(what, string);
+  }
   void operator()(int64_t Options::*member) const { call.options.*member = parse_integer(what, string); }
   void operator()(uint64_t Options::*member) const { call.options.*member = parse_unsigned(what, string); }
   void operator()(int32_t Options::*member) const {

@@ -49,8 +49,9 @@ def attention(
         layout: "bshd", as written here, or "bhsd": q, k, v and out are (batch, heads, seqlen, head_dim), and 3-D is
             (heads, seqlen, head_dim), packed (heads, total, head_dim).
         out: (batch, seqlen_q, heads_q, head_dim_v), dtype of q or float32; overlaps no input. Made when absent.
-        lse: (batch, heads_q, seqlen_q), packed (heads_q, total_q), in either layout; float32, for float64 inputs also
-            float64: natural logarithm of the softmax's sum, sink included. Made for return_lse when absent.
+        lse: (batch, heads_q, seqlen_q), packed (heads_q, total_q), in either layout; float64 for float64 inputs, which
+            may be given float32, else float32: natural logarithm of the softmax's sum, sink included. Made for
+            return_lse when absent.
         return_lse: return (out, lse).
         stream: on a GPU, where the work is queued and the call returns at once: a handle, a stream of torch or cupy, or
             an object with __cuda_stream__; None = torch's or cupy's current stream. Ignored on the CPU.

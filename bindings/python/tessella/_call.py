@@ -46,6 +46,11 @@ def out_code(out_dtype: int, q_dtype: int) -> int:
     return d.BF16 if q_dtype in (d.F8E4M3FN, d.F8E5M2) else q_dtype
 
 
+def lse_code(q_dtype: int) -> int:
+    """The dtype of an lse that is to be made."""
+    return d.F64 if q_dtype == d.F64 else d.F32
+
+
 def out_shape(q: Sequence[int], v: Sequence[int]) -> tuple[int, ...]:
     """The shape of out, from those of q and v."""
     return (*q[:-1], *v[-1:])
@@ -164,7 +169,7 @@ class Call:
         if lse is not None:
             kind_of(lse).require_writable("lse")
         elif return_lse:
-            lse = self.kind.empty("lse", lse_shape(q_shape, swapped), d.F32, q)
+            lse = self.kind.empty("lse", lse_shape(q_shape, swapped), lse_code(slots["q"].tensor.dtype), q)
         if lse is not None:
             self.set_array("lse", lse)
         return out, lse
@@ -181,7 +186,7 @@ class Call:
         q = slots["q"]
         slots["out"].describe(self._out_code(), q.tensor, out_shape(q.shape, self.v_shape()), swapped)
         if return_lse:
-            slots["lse"].describe(d.F32, q.tensor, lse_shape(q.shape, swapped), False)
+            slots["lse"].describe(lse_code(q.tensor.dtype), q.tensor, lse_shape(q.shape, swapped), False)
             self.pass_array("lse")
 
     def describe_schedule(self) -> None:

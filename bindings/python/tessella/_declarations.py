@@ -95,6 +95,7 @@ _TYPES: dict[str, Any] = {
     "int64": c.c_int64,
     "uint64": c.c_uint64,
     "real": c.c_float,
+    "real64": c.c_double,
     "switch": c.c_int32,
     "words": c.c_int32,
     "dtype": c.c_int32,

@@ -98,6 +98,12 @@ def _set_real(fields: Fields, name: str, value: Any) -> None:
     fields.set_option(name, real(name, value))
 
 
+def _set_scale(fields: Fields, name: str, value: Any) -> None:
+    number = real(name, value)
+    fields.set_option(name, number)
+    fields.set_option("scale_f64", number)
+
+
 def _set_int32(fields: Fields, name: str, value: Any) -> None:
     fields.set_option(name, integer(name, value, INT32))
 
@@ -187,7 +193,13 @@ _OF_KIND: dict[str, Callable[[Fields, str, Any], None]] = {
     "v_transposed": _set_v_transposed,
 }
 # Keywords that mean more than their kind says.
-_OF_NAME = {"amax": _set_output, "seed": _set_seed, "offset": _set_seed, "deterministic": _set_deterministic}
+_OF_NAME = {
+    "scale": _set_scale,
+    "amax": _set_output,
+    "seed": _set_seed,
+    "offset": _set_seed,
+    "deterministic": _set_deterministic,
+}
 _SETTERS = {name: _OF_NAME.get(name) or _OF_KIND[kind] for name, kind in KINDS.items()}
 
 # Options that are arguments of a call, like q, k and v, where all others say what is computed.

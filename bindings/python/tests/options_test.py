@@ -107,8 +107,24 @@ def test_matches_the_oracle(name, dtype):
     options, meaning = CASES[name]
     q, k, v = operands(dtype)
     out, lse = tessella.attention(q, k, v, return_lse=True, **options)
-    assert out.dtype == q.dtype and lse.dtype == np.float32
+    assert out.dtype == q.dtype and lse.dtype == (np.float64 if dtype == np.float64 else np.float32)
     comparison.assert_matches(out, q, k, v, lse, factor=3 if "softcap" in options else 2, **meaning)
+
+
+@pytest.mark.parametrize("scale", [None, 1 / 3])
+def test_the_scale_of_float64_has_all_its_digits(scale):
+    """Known in closed form: two keys with the scores 2 * scale and 0, and a value of the first alone."""
+    q, k, v = (np.array(rows, np.float64) for rows in ([[1, 1]], [[1, 1], [0, 0]], [[1], [0]]))
+    weight = 1 / (1 + np.exp(-2 * (2**-0.5 if scale is None else scale)))
+    reasons = tessella.refusals(q, k, v, scale=scale)
+    for kernel in [name for name, reason in reasons.items() if reason == ""]:
+        out, lse = tessella.attention(q, k, v, scale=scale, kernel=kernel, return_lse=True)
+        assert abs(out[0, 0] - weight) < 4e-16 and abs(np.exp(-lse[0]) - (1 - weight)) < 4e-16, kernel
+    out, lse = tessella.attention(q, k, v, scale=scale, return_lse=True)
+    d_out = np.ones_like(out)
+    dq, _, _ = tessella.attention_backward(q, k, v, out, lse, d_out, scale=scale)
+    slope = weight * (1 - weight) * (2**-0.5 if scale is None else scale)
+    np.testing.assert_allclose(dq, [[slope, slope]], rtol=1e-14)
 
 
 @pytest.mark.parametrize("name", CASES)

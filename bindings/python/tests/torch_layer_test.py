@@ -75,8 +75,8 @@ def against_torch(theirs, dtype, inputs, own=None, **options):
     assert_matches(got, plain, exact, dtype)
 
 
-def torch_layer(*sizes, **options):
-    return torch.nn.MultiheadAttention(*sizes, batch_first=True, **options)
+def torch_layer(*sizes, batch_first=True, **options):
+    return torch.nn.MultiheadAttention(*sizes, batch_first=batch_first, **options)
 
 
 def padding(*lengths, keys):
@@ -124,6 +124,21 @@ def test_cross_attention(widths, dtype):
     if not widths:
         del inputs["value"]
         against_torch(torch_layer(32, 4), dtype, inputs, attn_mask=hidden_above(5, 7), is_causal=True)
+
+
+@DTYPES
+@pytest.mark.parametrize("name", ["plain", "key_padding_mask", "causal"])
+def test_sequences_first(name, dtype):
+    """torch's default; as many sequences as rows would hide a wrong axis, so there are fewer."""
+    inputs = {"query": torch.randn(9, 2, 32), "key": torch.randn(9, 2, 32), "value": torch.randn(9, 2, 32)}
+    against_torch(torch_layer(32, 4, batch_first=False), dtype, inputs, **OPTIONS[name]())
+    against_torch(torch_layer(32, 4, batch_first=False), dtype, {"query": torch.randn(9, 32)})
+    layer = MultiHeadAttention(32, 4, rotary_base=1e4)
+    swapped = MultiHeadAttention(32, 4, rotary_base=1e4, batch_first=False)
+    swapped.load_state_dict(layer.state_dict())
+    x, positions = torch.randn(2, 9, 32), torch.arange(18).view(2, 9)
+    given = {"positions": positions, "seqlens": torch.tensor([9, 4])}
+    assert torch.equal(swapped(x.transpose(0, 1), **given).transpose(0, 1), layer(x, **given))
 
 
 @DTYPES

@@ -57,10 +57,18 @@ def test_every_field_passes_through(operator, qkv, monkeypatch):
     def has(name):
         return re.search(rf"\b{name}=", SCHEMAS[operator]) is not None
 
-    values = {c.c_float: 0.5, c.c_int32: 2**31 - 1, c.c_int64: 2**63 - 1, c.c_uint64: 2**64 - 1, c.c_char_p: SOURCE}
+    values = {
+        c.c_float: 0.5,
+        c.c_double: 0.5,
+        c.c_int32: 2**31 - 1,
+        c.c_int64: 2**63 - 1,
+        c.c_uint64: 2**64 - 1,
+        c.c_char_p: SOURCE,
+    }
     expected = {name: values[kind] for name, kind in FIELDS.items()}
     expected.update(dict.fromkeys(("causal_top_left", "batch_invariant", "cache_settled", "check_device_values"), 1))
     expected.update(deterministic=2, out_dtype=d.BF16)
+    del expected["scale_f64"]  # which goes with scale
     expected = {name: value for name, value in expected.items() if has(_schema.OPTIONS[name].name)}
     given = _attention._Arguments()
     for name, value in expected.items():

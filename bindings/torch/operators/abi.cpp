@@ -35,7 +35,6 @@ Abi find_abi() {
   find(cpu, "torch_library_impl", abi.library_impl);
   find(cpu, "torch_call_dispatcher", abi.call_dispatcher);
   find(cpu, "aoti_torch_delete_tensor_object", abi.delete_tensor);
-  find(cpu, "aoti_torch_new_tensor_handle", abi.new_handle);
   find(cpu, "aoti_torch_get_data_ptr", abi.get_data_ptr);
   find(cpu, "aoti_torch_get_dim", abi.get_dim);
   find(cpu, "aoti_torch_get_sizes", abi.get_sizes);

@@ -30,7 +30,6 @@ struct Abi {
   Status (*call_dispatcher)(const char* name, const char* overload, Value* stack, uint64_t version);
 
   Status (*delete_tensor)(Tensor*);
-  Status (*new_handle)(Tensor*, Tensor**);
   Status (*get_data_ptr)(Tensor*, void**);
   Status (*get_dim)(Tensor*, int64_t*);
   Status (*get_sizes)(Tensor*, int64_t**);

@@ -199,7 +199,8 @@ void Call::take(const Argument& argument, Value value) {
       double real = 0;
       std::memcpy(&real, &value, sizeof(real));
       const auto narrow = static_cast<float>(real);
-      set(argument, argument.size == sizeof(narrow) ? static_cast<const void*>(&narrow) : &real);
+      set(argument, &narrow);
+      if (argument.offset == offsetof(tessella_attention_options, scale)) options_.scale_f64 = real;
       break;
     }
     case Kind::boolean: set_number((value & 0xff) != 0); break;
@@ -356,7 +357,8 @@ void Call::make_outputs() {
   std::copy(out.shape, out.shape + ndim, sizes);
   if (!is_swapped_ && ndim >= 2) std::swap(sizes[ndim - 1], sizes[ndim - 2]);
   row_major(ndim, sizes, strides);
-  returned_[1] = new_tensor(q, lse_dtype_, ndim, sizes, strides);
+  const int32_t lse_dtype = q.dtype == TESSELLA_F64 ? TESSELLA_F64 : TESSELLA_F32;
+  returned_[1] = new_tensor(q, lse_dtype_ == TESSELLA_DTYPE_DEFAULT ? lse_dtype : lse_dtype_, ndim, sizes, strides);
   forward_.lse = view(returned_[1], "lse", false);
 }
 
@@ -375,18 +377,12 @@ void Call::make_gradients() {
       {"d_sink", "sink", TESSELLA_D_SINK, false, backward_.d_sink},
       {"d_alibi_slopes", "alibi_slopes", TESSELLA_D_ALIBI_SLOPES, false, backward_.d_alibi_slopes}};
   const tessella_tensor& q = *given("q");
-  Tensor* empty = nullptr;  // of no element, for all that are not asked for
   for (int idx = 0; idx < 6; ++idx) {
     const auto& [name, of, bit, is_operand, field] = gradients[idx];
     int64_t strides[kMaxAxes] = {1};
     if ((gradients_ & bit) == 0) {
       const int64_t nothing = 0;
-      if (empty == nullptr) {
-        returned_[idx] = empty = new_tensor(q, q.dtype, 1, &nothing, strides);
-      } else {
-        check(abi_.new_handle(empty, &returned_[idx]), "allocate an output");
-        own(returned_[idx]);
-      }
+      returned_[idx] = new_tensor(q, q.dtype, 1, &nothing, strides);
       continue;
     }
     const tessella_tensor* input = given(of);

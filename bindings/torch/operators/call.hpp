@@ -59,7 +59,7 @@ class Call {
   Tensor* returned_[6] = {};
 
   bool is_swapped_ = false, is_transposed_ = false, has_threads_ = false;
-  int32_t kv_dtype_ = TESSELLA_DTYPE_DEFAULT, lse_dtype_ = TESSELLA_F32;
+  int32_t kv_dtype_ = TESSELLA_DTYPE_DEFAULT, lse_dtype_ = TESSELLA_DTYPE_DEFAULT;
   int32_t gradients_ = TESSELLA_DQ | TESSELLA_DK | TESSELLA_DV;
   std::vector<Tensor*> mod_tensors_;
 };

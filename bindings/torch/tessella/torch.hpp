@@ -140,7 +140,9 @@ inline TensorView like_out(const at::Tensor& q, const at::Tensor& v, const Atten
   return TensorView(out);
 }
 
-inline at::Tensor new_lse(const at::Tensor& q, at::ScalarType dtype) {
+// In double where inputs are: gradients are as exact as out.
+inline at::Tensor new_lse(const at::Tensor& q) {
+  const at::ScalarType dtype = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   std::vector<int64_t> shape = q.sizes().vec();
   shape.pop_back();
   if (shape.size() >= 2) std::swap(shape[shape.size() - 1], shape[shape.size() - 2]);
@@ -185,8 +187,7 @@ class Differentiable : public ::torch::autograd::Function<Differentiable> {
                       const at::Tensor& bias, const at::Tensor& alibi_slopes, const at::Tensor& sink,
                       const c10::intrusive_ptr<Kept>& kept) {
     Tensors tensors = with(*kept, bias, alibi_slopes, sink);
-    // In double where inputs are: gradients are as exact as out.
-    tensors.lse = new_lse(q, q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+    tensors.lse = new_lse(q);
     run_forward(q, k, v, kept->options, tensors);
     int64_t wanted = 0;
     const at::Tensor* inputs[] = {&q, &k, &v, &bias, &alibi_slopes, &sink};
@@ -195,7 +196,7 @@ class Differentiable : public ::torch::autograd::Function<Differentiable> {
     context->saved_data["kept"] = c10::IValue::make_capsule(kept);
     context->saved_data["wanted"] = wanted;
     context->set_materialize_grads(false);
-    return {tensors.out, tensors.lse.to(at::kFloat)};
+    return {tensors.out, tensors.lse};
   }
 
   static List backward(Context* context, List incoming) {
@@ -375,7 +376,7 @@ inline std::tuple<at::Tensor, at::Tensor> attention_lse(const at::Tensor& q, con
     return detail::differentiated(q, k, v, std::move(options), tensors);
   }
   detail::required(q, "q");
-  if (!tensors.lse.defined()) tensors.lse = detail::new_lse(q, at::kFloat);
+  if (!tensors.lse.defined()) tensors.lse = detail::new_lse(q);
   detail::run_forward(q, k, v, options, tensors);
   return {tensors.out, tensors.lse};
 }

@@ -150,7 +150,7 @@ void differentiate_scores(const QueryTileRows<Real>& of, const BackwardTile<Real
     for (int i = 0; i < num_keys * lanes; i += kLanes<Real>) hn::Store(keep_scale, d, tile.dropout + i);
     dropout_chain(query_tile, lanes, tile.dropout, key_begin, num_keys);
   }
-  const Vec<Real> scale = hn::Set(d, scores_are_products(p) ? p.scale : 1);
+  const Vec<Real> scale = hn::Set(d, scores_are_products(p) ? static_cast<Real>(p.scale) : Real{1});
   const Vec<Real> log2_e = hn::Set(d, kLog2E<Real>);
   // The largest exponent: an LSE that does not belong to these scores could give a larger one.
   const Vec<Real> most = hn::Set(d, std::numeric_limits<Real>::max_exponent - 1);

@@ -113,7 +113,8 @@ HWY_INLINE Vec<double> shorten_nan(Vec<double> value) { return value; }
 // The factor on products q.k: the scale, or with softcap the scale of tanh's argument.
 template <typename Real>
 Real product_scale(const core::AttentionArguments& p) {
-  return p.features.has(core::Feature::softcap) ? Real{p.scale} / Real{p.softcap} : Real{p.scale};
+  return p.features.has(core::Feature::softcap) ? static_cast<Real>(p.scale) / Real{p.softcap}
+                                                : static_cast<Real>(p.scale);
 }
 
 // scale, softcap, bias, ALiBi on up to kChainKeys keys.

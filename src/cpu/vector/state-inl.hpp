@@ -28,7 +28,7 @@ void begin_state(const core::AttentionArguments& p, const core::Sequence& s, int
   // Products have been rounded at their size already.
   state.offset_limit = HWY_NATIVE_FMA || are_products ? kExact : Real{0};
   // A sink is to be at the same distance from the scores in either unit.
-  const double scale = are_products ? static_cast<double>(p.scale) : 1.0;
+  const double scale = are_products ? p.scale : 1.0;
   state.natural = are_products && !p.sink ? kLn2 : scale / static_cast<double>(state.scale_log2);
   fill_query_tile(state.query_tile, p, s, kv_head, row_begin, num_rows, lanes);
   for (int r = 0; r < lanes; ++r) {

@@ -146,7 +146,7 @@ portable::ForwardParams forward_params(const AttentionArguments& p, const Forwar
   params.block_map_q = divisor(at_most_all(p.block_q));
   params.block_map_kv = divisor(at_most_all(p.block_kv));
   params.keep_first = at_most_all(p.keep_first);
-  params.scale = p.scale;
+  params.scale = static_cast<float>(p.scale);
   if (p.softcap != 0) params.softcap = softcap_params(p);
   const portable::Dropout dropout{.threshold = portable::Dropout::threshold_of(p.dropout)};
   params.keep_scale = static_cast<float>(dropout.keep_scale());

@@ -47,8 +47,8 @@ portable::SoftcapParams softcap_params(const core::AttentionArguments& p) {
   params.end_of_series = -1;
   const double cap = params.cap;
   constexpr double kLargest = std::numeric_limits<float>::max();
-  const double scale =
-      std::min<double>(std::max(std::fabs(p.scale), std::numeric_limits<float>::min()) / params.cap, kLargest);
+  const double scale = std::min<double>(
+      std::max(std::fabs(static_cast<float>(p.scale)), std::numeric_limits<float>::min()) / params.cap, kLargest);
   params.scale = static_cast<float>(scale);
 
   constexpr double kError = 0x1p-21;  // error of a score: the rounding of fp32 at 8

@@ -73,7 +73,7 @@ void Head::scores(int64_t i, int64_t key_begin, int64_t key_end, float* products
   if (!p_.features.has_any(core::kElementMasks | Feature::softcap | Feature::bias | Feature::alibi)) {
     for (int64_t j = key_begin; j < key_end; ++j) {
       float& product = products[j - key_begin];
-      product = in_band(j) ? p_.scale * product : kHidden<float>;
+      product = in_band(j) ? static_cast<float>(p_.scale) * product : kHidden<float>;
     }
     return;
   }

@@ -33,6 +33,8 @@ class _Arguments:
         self.named: dict[str, Any] = {}
 
     def set_option(self, name: str, value: Any) -> None:
+        if name == "scale_f64":  # goes with scale
+            return
         if name not in OPTIONS:
             raise TypeError(f"{name} is no option of the operator, expected it in tessella.attention")
         option = OPTIONS[name]

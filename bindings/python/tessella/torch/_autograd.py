@@ -153,14 +153,14 @@ class _Attention(_Function):  # type: ignore[misc, unused-ignore]
         ctx: Any, keys: Any, names: tuple[str, ...], scalars: dict[str, Any], q: Any, k: Any, v: Any, *arrays: Any
     ) -> tuple[Any, Any]:
         given = {**dict(zip(names, arrays)), **scalars} if names else scalars
-        asked = scalars.get("lse_dtype", torch.float32)
-        if q.dtype is torch.float64:  # gradients as exact as out
+        asked = scalars.get("lse_dtype")
+        if asked is not None and q.dtype is torch.float64:  # gradients as exact as out
             given = {**given, "lse_dtype": torch.float64}
         out, lse = _below(_operator.attention_lse, keys, (q, k, v), given)
         ctx.save_for_backward(out, lse, q, k, v, *arrays)
         ctx.names, ctx.scalars = names, scalars
         ctx.set_materialize_grads(False)
-        return out, lse if lse.dtype is asked else lse.float()
+        return out, lse if asked in (None, lse.dtype) else lse.to(asked)
 
     @staticmethod
     def backward(ctx: Any, d_out: Any, d_lse: Any) -> tuple[Any, ...]:

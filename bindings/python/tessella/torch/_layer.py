@@ -10,7 +10,7 @@ from torch.nn import Linear, Module  # type: ignore[import-not-found, unused-ign
 
 from .._errors import InvalidArgument, Unsupported
 from .._mask import causal_top_left, dense
-from .._scalars import integer, real
+from .._scalars import integer, real, switch
 from ._attention import attention
 from ._rotary import rotated
 
@@ -20,8 +20,8 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 class MultiHeadAttention(Module):  # type: ignore[misc, unused-ignore]
     """out_proj(attention(q_proj(query), k_proj(key), v_proj(value))) in linear memory.
 
-    What torch.nn.MultiheadAttention computes with batch_first=True, the only layout here; it loads that layer's state
-    dict. The weights of attention are never in memory, so the output alone is returned.
+    What torch.nn.MultiheadAttention computes; it loads that layer's state dict. The weights of attention are never in
+    memory, so the output alone is returned.
 
     Args:
         embed_dim: width of query and of the output.
@@ -33,6 +33,8 @@ class MultiHeadAttention(Module):  # type: ignore[misc, unused-ignore]
         kdim, vdim: widths of key and value; None = embed_dim.
         rotary_base: of rotary embeddings in the half-split order of GPT-NeoX and Llama, where it is rope_theta; None =
             no rotary embeddings.
+        batch_first: False = query, key, value and the output are (seqlen, batch, width), as torch's layer has them
+            unless told otherwise.
         device, dtype: of the parameters.
     """
 
@@ -48,6 +50,7 @@ class MultiHeadAttention(Module):  # type: ignore[misc, unused-ignore]
         kdim: int | None = None,
         vdim: int | None = None,
         rotary_base: float | None = None,
+        batch_first: bool = True,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -72,6 +75,7 @@ class MultiHeadAttention(Module):  # type: ignore[misc, unused-ignore]
         if self.rotary_base is not None:
             _require(0 < self.rotary_base < float("inf"), "rotary_base", rotary_base, "a positive number")
             _require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number beside rotary_base")
+        self.batch_first = switch("MultiHeadAttention: batch_first", batch_first)
         made: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
         self.q_proj = Linear(self.embed_dim, self.num_heads * self.head_dim, **made)
         self.k_proj = Linear(self.kdim, self.num_kv_heads * self.head_dim, **made)
@@ -81,13 +85,14 @@ class MultiHeadAttention(Module):  # type: ignore[misc, unused-ignore]
 
     @classmethod
     def from_torch(cls, module: torch.nn.MultiheadAttention) -> MultiHeadAttention:
-        """A layer with a copy of the weights; whatever module.batch_first says, the batch is first here."""
+        """A layer with a copy of the weights, whose batch is first or not as module.batch_first says."""
         if not isinstance(module, torch.nn.MultiheadAttention):
             raise TypeError(f"from_torch: module is {type(module).__name__}, expected a torch.nn.MultiheadAttention")
         if module.add_zero_attn:
             raise Unsupported("from_torch: module.add_zero_attn is True, expected False")
         weight, has_bias = module.out_proj.weight, module.in_proj_bias is not None
         made: dict[str, Any] = {"kdim": module.kdim, "vdim": module.vdim, "dtype": weight.dtype}
+        made["batch_first"] = module.batch_first
         # On "meta" no random numbers are drawn.
         layer = cls(module.embed_dim, module.num_heads, module.dropout, has_bias, device="meta", **made)
         layer.to_empty(device=weight.device).load_state_dict(module.state_dict())
@@ -131,6 +136,8 @@ class MultiHeadAttention(Module):  # type: ignore[misc, unused-ignore]
 
         Args:
             query: (batch, seqlen_q, embed_dim). Without a batch, (seqlen_q, embed_dim), none of the others has one.
+                Where the layer has batch_first=False, the first two axes of query, key, value and the output are
+                swapped; those of masks, seqlens and positions never are.
             key: (batch, seqlen_kv, kdim); None = query.
             value: (batch, seqlen_kv, vdim); None = key.
             key_padding_mask: (batch, seqlen_kv); as in torch's layer, bool, True = hidden, or added to the scores.
@@ -140,10 +147,17 @@ class MultiHeadAttention(Module):  # type: ignore[misc, unused-ignore]
             seqlens: (batch), integers; valid keys of each sequence, which costs less than a key_padding_mask.
             positions: for rotary embeddings: the first row's, or (seqlen_q) or (batch, seqlen_q); None = 0.
         """
+        is_self = key is None or key is query
+        key = query if key is None else key
+        value = key if value is None else value
+        is_batched = query.dim() != 2
+        if not self.batch_first:
+            rows = (query, key, value)
+            query, key, value = (tensor.transpose(0, 1) if tensor.dim() == 3 else tensor for tensor in rows)
         if self.rotary_base is None:
             _require(positions is None, "positions", "given", "a layer with rotary_base")
         else:
-            _require(key is None or key is query, "key", "another tensor than query", "query beside rotary_base")
+            _require(is_self, "key", "another tensor than query", "query beside rotary_base")
             if isinstance(positions, torch.Tensor):
                 shapes = (query.shape[-2:-1], query.shape[:-1])
                 _require(
@@ -151,9 +165,6 @@ class MultiHeadAttention(Module):  # type: ignore[misc, unused-ignore]
                 )
             else:
                 _require(positions is None or type(positions) is int, "positions", positions, "a number or a tensor")
-        key = query if key is None else key
-        value = key if value is None else value
-        is_batched = query.dim() != 2
         inputs = (("query", query, self.q_proj), ("key", key, self.k_proj), ("value", value, self.v_proj))
         projected = []
         for (name, tensor, projection), heads in zip(inputs, (self.num_heads, self.num_kv_heads, self.num_kv_heads)):
@@ -176,7 +187,7 @@ class MultiHeadAttention(Module):  # type: ignore[misc, unused-ignore]
             q, k = rotated(q, k, 0 if positions is None else positions, self.rotary_base)
         out = attention(q, k, v, dropout=self.dropout if self.training else 0.0, **options).flatten(-2)
         result: torch.Tensor = self.out_proj(out if is_batched else out[0])
-        return result
+        return result if self.batch_first or not is_batched else result.transpose(0, 1)
 
     def _masks(
         self, sizes: tuple[int, int, int], dtype: Any, padding: Any, attn_mask: Any, is_causal: bool

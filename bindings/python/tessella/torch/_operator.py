@@ -147,7 +147,7 @@ def new_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> 
 
 def new_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> torch.Tensor:
     """Memory for lse; arguments are the operator's."""
-    dtype = named.get("lse_dtype") or torch.float32
+    dtype = named.get("lse_dtype") or (torch.float64 if q.dtype is torch.float64 else torch.float32)
     return q.new_empty(lse_shape(q.shape, is_swapped(named.get("layout", "bshd"))), dtype=dtype)
 
 

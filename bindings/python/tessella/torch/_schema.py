@@ -81,7 +81,7 @@ OPTIONS = {
         field, "kernel_name" if field == "kernel" else field, _ANSWER if field == "deterministic" else _OF_KIND[kind]
     )
     for field, kind in STRUCTS["attention_options"]
-    if kind not in ("allocator", "cancel")
+    if kind not in ("allocator", "cancel") and field != "scale_f64"  # which goes with scale
 }
 
 # Options that say how a forward computes. Its gradients are computed by kernels of their own.

@@ -14,7 +14,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 from .. import _declarations as d
 from .._arrays import Slot, dtype_of
 from .._backward_call import BackwardCall
-from .._call import INITIAL, SHORT, Call, is_swapped, keys_of, lse_shape, out_code, out_shape
+from .._call import INITIAL, SHORT, Call, is_swapped, keys_of, lse_code, lse_shape, out_code, out_shape
 from .._call import is_long as lasts_long
 from .._errors import InvalidArgument, Unsupported
 from .._fields import cache_code
@@ -210,6 +210,8 @@ class _Ready:
             if value is not None:
                 option = _OPTIONS[name]
                 setattr(self.struct, option.field, option.type.to_field(value))
+                if name == "scale":
+                    self.struct.scale_f64 = value
 
 
 _ready = functools.lru_cache(maxsize=256)(_Ready)
@@ -268,7 +270,8 @@ class TensorCall(Call):
         else:
             slots["out"].read(out, swapped, None)
         if lse is None and return_lse:
-            lse = slots["lse"].make(lse_shape(q_shape, swapped), torch.float32, False, q)
+            dtype = TORCH_DTYPES[lse_code(slots["q"].tensor.dtype)]
+            lse = slots["lse"].make(lse_shape(q_shape, swapped), dtype, False, q)
             self.pass_array("lse")
         elif lse is not None:
             self.set_array("lse", lse)

@@ -36,7 +36,7 @@ _BITS = {"bias": d.D_BIAS, "alibi_slopes": d.D_ALIBI_SLOPES, "sink": d.D_SINK}
 class _Mapped(NamedTuple):
     """A tensor with the axis of samples, None where it has none."""
 
-    tensor: torch.Tensor
+    tensor: Any  # torch.Tensor, whose methods have few types
     axis: int | None
 
     @property
@@ -47,13 +47,13 @@ class _Mapped(NamedTuple):
             del shape[self.axis]
         return tuple(shape)
 
-    def stacked(self, num_samples: int) -> torch.Tensor:
+    def stacked(self, num_samples: int) -> Any:
         """(samples, ...)"""
         if self.axis is None:
             return self.tensor.expand(num_samples, *self.tensor.shape)
         return self.tensor.movedim(self.axis, 0)
 
-    def sample(self, idx: int) -> torch.Tensor:
+    def sample(self, idx: int) -> Any:
         """One of them."""
         return self.tensor if self.axis is None else self.tensor.select(self.axis, idx)
 
@@ -67,37 +67,37 @@ class _Fold:
         self.batch = q.shape[0] if self.num_axes == 4 else 1
         self.head_axis = 1 if named.get("layout") == "bhsd" else 2  # of what has no heads
 
-    def flat(self, mapped: _Mapped) -> torch.Tensor:
+    def flat(self, mapped: _Mapped) -> Any:
         """(samples * batch, ...) of (batch, ...)"""
         return mapped.stacked(self.num_samples).flatten(0, 1)
 
-    def rows(self, mapped: _Mapped) -> torch.Tensor:
+    def rows(self, mapped: _Mapped) -> Any:
         """q, k, v, out or d_out with four axes."""
         if self.num_axes == 4:
             return self.flat(mapped)
         stacked = mapped.stacked(self.num_samples)
         return stacked if self.num_axes == 3 else stacked.unsqueeze(self.head_axis)
 
-    def of_rows(self, tensor: torch.Tensor) -> torch.Tensor:
+    def of_rows(self, tensor: Any) -> Any:
         """(samples, ...) of what rows made."""
         if self.num_axes == 4:
             return tensor.unflatten(0, (self.num_samples, self.batch))
         return tensor if self.num_axes == 3 else tensor.squeeze(self.head_axis)
 
-    def lse(self, mapped: _Mapped) -> torch.Tensor:
+    def lse(self, mapped: _Mapped) -> Any:
         """lse or d_lse, (samples * batch, heads, seqlen)"""
         if self.num_axes == 4:
             return self.flat(mapped)
         stacked = mapped.stacked(self.num_samples)
         return stacked if self.num_axes == 3 else stacked.unsqueeze(1)
 
-    def of_lse(self, tensor: torch.Tensor) -> torch.Tensor:
+    def of_lse(self, tensor: Any) -> Any:
         """(samples, ...) of lse"""
         if self.num_axes == 4:
             return tensor.unflatten(0, (self.num_samples, self.batch))
         return tensor if self.num_axes == 3 else tensor.squeeze(1)
 
-    def array(self, name: str, mapped: _Mapped, has_gradient: bool) -> torch.Tensor:
+    def array(self, name: str, mapped: _Mapped, has_gradient: bool) -> Any:
         """A tensor beside q, k and v; one with a gradient has that of each sample."""
         is_shared = mapped.axis is None and not has_gradient
         shape = mapped.shape
@@ -115,7 +115,7 @@ class _Fold:
             return stacked.expand(-1, self.batch, -1).flatten(0, 1)
         return self.flat(mapped)
 
-    def gradient(self, name: str, mapped: _Mapped, gradient: torch.Tensor) -> torch.Tensor:
+    def gradient(self, name: str, mapped: _Mapped, gradient: Any) -> Any:
         """(samples, ...) of the gradient of what array made."""
         by_sample = gradient.unflatten(0, (self.num_samples, self.batch))
         shape = mapped.shape
@@ -202,7 +202,7 @@ def _register(kernel: Any) -> None:
     fold_of: Callable[..., Any] = _backward if kernel is _operator.attention_backward else _forward
 
     def of_vmap(_keys: Any, *operands: Any, **named: Any) -> Any:
-        interpreter = retrieve_current_functorch_interpreter()
+        interpreter: Any = retrieve_current_functorch_interpreter()
         level, num_samples = interpreter.level(), interpreter.batch_size()
 
         def unwrapped(value: Any) -> Any:
