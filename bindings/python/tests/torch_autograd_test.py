@@ -230,13 +230,14 @@ class Computed(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.asked = self.given = None
+        self.asked = self.given = self.sizes = None
 
     def __torch_dispatch__(self, function, types, operands=(), named=None):
         made = function(*operands, **(named or {}))
         if function is torch.ops.tessella.attention_backward.default:
             self.asked = [name for name in BITS if named["gradients"] & BITS[name]]
-            self.given = [name for name, gradient in zip(BITS, made) if gradient.numel()]
+            self.sizes = {name: gradient.numel() for name, gradient in zip(BITS, made) if gradient.numel()}
+            self.given = list(self.sizes)
         return made
 
 
@@ -255,6 +256,23 @@ def test_only_what_is_needed_is_computed(needed, device):
     assert computed.asked == computed.given == [names[name] for name in needed]
     for name, tensor in tensors.items():
         assert (tensor.grad is not None) == (name in needed)
+
+
+@pytest.mark.parametrize("expanded", [(1, 4, 1, 7), (2, 1, 5, 1), (7,), (1, 7)], ids=str)
+def test_an_expanded_bias_has_a_gradient_of_its_own_size(expanded, device):
+    q, k, v = leaves(device=device)
+    small = leaf(*expanded, device=device)
+    named = {"bias": small.exp().expand(2, 4, 5, 7)}
+    want = torch.autograd.grad(by_torch(q, k, v, **named)[0].sin().sum(), (q, small))
+    out = tessella.torch.attention(q, k, v, **named)
+    with Computed() as computed:
+        got = torch.autograd.grad(out.sin().sum(), (q, small))
+    assert computed.sizes["d_bias"] == small.numel()
+    assert_close(got, want, torch.float32)
+    whole = small.exp().expand(2, 4, 5, 7)
+    whole.retain_grad()
+    tessella.torch.attention(q, k, v, bias=whole).sum().backward()
+    assert whole.grad.shape == whole.shape
 
 
 def test_memory_has_the_order_of_the_input(device):

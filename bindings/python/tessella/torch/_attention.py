@@ -19,6 +19,7 @@ from . import (
 )
 from ._autograd import call
 from ._schema import CACHE_DTYPES, NOT_OF_CACHES, OF_CACHES, OPTIONS, TENSORS
+from ._seed import drawn
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -222,7 +223,7 @@ def _translate(q: torch.Tensor | None, layout: str, options: Mapping[str, Any]) 
         given.named["layout"] = layout
     set_options(given, options)
     if q is not None and options.get("dropout") and options.get("seed") is None:
-        given.set_array("seed", torch.randint(1 << 62, (1,), dtype=torch.int64, device=q.device))
+        given.set_array("seed", drawn(q))
     if given.named.get("scale_block") == 0:  # the default makes no call one on caches
         del given.named["scale_block"]
     return given.named, _leave_out_what_caches_have_not(given.named)

@@ -192,9 +192,21 @@ def _places(names: tuple[str, ...]) -> list[int | None]:
 def _attention_lse(keys: Any, q: Any, k: Any, v: Any, **named: Any) -> Any:
     """out and lse with gradients."""
     _require_gradients(q, k, v, named)
+    if "bias" in named and not _are_transforms_active() and not _is_compiling():
+        named["bias"] = _unexpanded(named["bias"])
     arrays = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
     scalars = {name: value for name, value in named.items() if name not in arrays} if arrays else named
     return _apply(_Attention, keys, tuple(arrays), scalars, q, k, v, *arrays.values())
+
+
+def _unexpanded(bias: Any) -> Any:
+    """An expanded bias that needs a gradient as its base has it: else that would be as large as the scores."""
+    base = bias._base if isinstance(bias, torch.Tensor) and bias.requires_grad and not bias.is_leaf else None
+    repeats = [size > 1 and stride == 0 for size, stride in zip(bias.shape, bias.stride())]
+    if base is None or not base.requires_grad or base.dtype is not bias.dtype or bias.retains_grad or not any(repeats):
+        return bias
+    sizes = [1 if is_repeated else size for size, is_repeated in zip(bias.shape, repeats)]
+    return base.as_strided(sizes, bias.stride(), bias.storage_offset())
 
 
 def _require_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named: Mapping[str, Any]) -> None:
