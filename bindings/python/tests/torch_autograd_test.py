@@ -262,9 +262,8 @@ def test_only_what_is_needed_is_computed(needed, device):
 def test_an_expanded_bias_has_a_gradient_of_its_own_size(expanded, device):
     q, k, v = leaves(device=device)
     small = leaf(*expanded, device=device)
-    named = {"bias": small.exp().expand(2, 4, 5, 7)}
-    want = torch.autograd.grad(by_torch(q, k, v, **named)[0].sin().sum(), (q, small))
-    out = tessella.torch.attention(q, k, v, **named)
+    want = torch.autograd.grad(by_torch(q, k, v, small.exp().expand(2, 4, 5, 7))[0].sin().sum(), (q, small))
+    out = tessella.torch.attention(q, k, v, bias=small.exp().expand(2, 4, 5, 7))
     with Computed() as computed:
         got = torch.autograd.grad(out.sin().sum(), (q, small))
     assert computed.sizes["d_bias"] == small.numel()
