@@ -267,7 +267,7 @@ def test_an_expanded_bias_has_a_gradient_of_its_own_size(expanded, device):
     with Computed() as computed:
         got = torch.autograd.grad(out.sin().sum(), (q, small))
     assert computed.sizes["d_bias"] == small.numel()
-    assert_close(got, want, torch.float32)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)  # sums over what repeats
     whole = small.exp().expand(2, 4, 5, 7)
     whole.retain_grad()
     tessella.torch.attention(q, k, v, bias=whole).sum().backward()
