@@ -93,8 +93,8 @@ def tessella_lse(lse: Any, mask: Any, alibi: Any, shift: Any) -> Any:
 
 
 def dropped_probabilities(q: Any, k: Any, options: dict[str, Any]) -> Any:
-    """(batch, heads, seqlen_q, seqlen_k), both lengths rounded up to 128: softmax, negative where dropout takes an
-    entry away, which tests of FlashAttention look at.
+    """S_dmask, (batch, heads, seqlen_q, seqlen_k), both lengths rounded up to 128: exp(score - its row's greatest),
+    negative where dropout takes an entry away.
 
     Columns of the identity stand as values, so that what is dropped is the kernels' own choice.
     """
@@ -111,7 +111,8 @@ def dropped_probabilities(q: Any, k: Any, options: dict[str, Any]) -> Any:
             kept = attention(q, k, columns, **{**options, "return_lse": False}) > 0
             signed = torch.where(kept, weights, -weights).transpose(1, 2)
             made[:, :, : q.shape[1], first : first + width] = signed
-    return made
+        greatest = made.abs().amax(-1, keepdim=True)
+        return made / greatest.masked_fill(greatest == 0, 1)
 
 
 def padded(rows: Any, cu_seqlens: Any, longest: int) -> Any:

@@ -15,6 +15,11 @@ from .._calls import attend, dropped_probabilities, flash_lse, given, mask_of, p
 from .._report import counted, refuse
 
 
+def _refuse_generator(gen: Any) -> None:
+    if gen is not None:
+        refuse("gen_", "given, and the `generator` argument is no longer supported", "None: torch's default generator")
+
+
 def _lengths(cu_seqlens: Any) -> Any:
     return cu_seqlens[1:] - cu_seqlens[:-1]
 
@@ -90,8 +95,7 @@ def fwd(
     gen: Any = None,
 ) -> list[Any]:
     """out, softmax_lse (batch, heads, seqlen_q), S_dmask, rng_state"""
-    if gen is not None:
-        refuse("gen_", "given", "None: torch's default generator")
+    _refuse_generator(gen)
     state = _seed(p_dropout, q.device)
     rule = (is_causal, window_size_left, window_size_right)
     options = _options(p_dropout, softmax_scale, *rule, softcap, alibi_slopes, state)
@@ -132,8 +136,7 @@ def varlen_fwd(
     num_splits: int = 0,
 ) -> list[Any]:
     """out, softmax_lse (heads, total_q), S_dmask, rng_state"""
-    if gen is not None:
-        refuse("gen_", "given", "None: torch's default generator")
+    _refuse_generator(gen)
     state = _seed(p_dropout, q.device)
     rule = (is_causal, window_size_left, window_size_right)
     options = _options(p_dropout, softmax_scale, *rule, softcap, alibi_slopes, state)
@@ -220,6 +223,7 @@ def bwd(
     rng_state: Any = None,
 ) -> list[Any]:
     """dq, dk, dv, softmax_d (batch, heads, seqlen_q rounded up to 128)"""
+    _refuse_generator(gen)
     if p_dropout and rng_state is None:
         refuse("rng_state", "None beside dropout", "that of the forward")
     rule = (is_causal, window_size_left, window_size_right)
@@ -261,6 +265,7 @@ def varlen_bwd(
     rng_state: Any = None,
 ) -> list[Any]:
     """dq, dk, dv, softmax_d (heads, total_q + 128 * batch)"""
+    _refuse_generator(gen)
     if p_dropout and rng_state is None:
         refuse("rng_state", "None beside dropout", "that of the forward")
     rule = (is_causal, window_size_left, window_size_right)

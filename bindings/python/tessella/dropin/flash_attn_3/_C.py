@@ -108,18 +108,14 @@ def fwd(
 ) -> tuple[Any, Any, Any, Any]:
     """out, softmax_lse, and two empty tensors where FlashAttention-3 has the parts of splits."""
     with torch.no_grad():
-        if cu_seqlens_k_new is not None:
-            refuse("cu_seqlens_k_new", "given", "None: new keys of one length")
-        if seqlens_rotary is not None and k_new is None:
-            refuse("seqlens_rotary", "given without k_new", "both")
         options: dict[str, Any] = {}
         if k_new is not None or page_table is not None or kv_batch_idx is not None or leftpad_k is not None:
             like = q if cu_seqlens_q is None else q[: cu_seqlens_q.shape[0] - 1]
             caches = Caches(like, k, v, seqused_k, kv_batch_idx, leftpad_k, page_table)
-            if k_new is not None and cu_seqlens_q is not None:
-                refuse("k_new", "given beside cu_seqlens_q", "q (batch, seqlen_q, heads, head_dim) beside new keys")
             moves = is_causal or window_size_left >= 0 or window_size_right >= 0
-            q = caches.append(k_new, v_new, q, (rotary_cos, rotary_sin), is_rotary_interleaved, moves)
+            packed = (cu_seqlens_q, cu_seqlens_k_new)
+            turns = (rotary_cos, rotary_sin)
+            q = caches.append(k_new, v_new, q, turns, is_rotary_interleaved, moves, seqlens_rotary, packed)
             options.update(caches.options())
         else:
             options.update(given(cu_seqlens_kv=cu_seqlens_k, seqlens_kv=seqused_k))

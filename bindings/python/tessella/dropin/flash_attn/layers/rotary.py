@@ -31,7 +31,7 @@ def apply_rotary_emb(
     """
     rotary_dim = 2 * cos.shape[-1]
     at = _positions(x, seqlen_offsets, cu_seqlens).clamp(min=0, max=max(cos.shape[0] - 1, 0))
-    real = torch.promote_types(x.dtype, torch.float32)
+    real = torch.float64 if x.dtype is torch.float64 else torch.float32
     cos, sin = (angles[at].to(real).unsqueeze(-2) for angles in (cos, sin))
     turned = x[..., :rotary_dim].to(real)
     if interleaved:
@@ -44,7 +44,13 @@ def apply_rotary_emb(
     if inplace:
         x[..., :rotary_dim] = turned
         return x
-    return turned if rotary_dim == x.shape[-1] else torch.cat((turned, x[..., rotary_dim:]), -1)
+    if rotary_dim == x.shape[-1]:
+        return turned
+    if x.dtype.itemsize == 1:  # which torch does not join
+        joined = torch.empty_like(x)
+        joined[..., :rotary_dim], joined[..., rotary_dim:] = turned, x[..., rotary_dim:]
+        return joined
+    return torch.cat((turned, x[..., rotary_dim:]), -1)
 
 
 def _positions(x: Any, offsets: Any, cu_seqlens: Any) -> Any:
