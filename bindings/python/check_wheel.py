@@ -17,6 +17,8 @@ EXPECTED = [
     r"tessella/__init__\.py",
     r"tessella/py\.typed",
     r"tessella/libtessella\.so",
+    r"tessella/libtessella_torch\.so",
+    r"tessella/dropin/flash_attn/__init__\.py",
     r"tessella\.libs/libhwy-[0-9a-f]{8}\.so\.\d.*",
     r"tessella\.libs/libtbb-[0-9a-f]{8}\.so\.\d.*",
     r"tessella-.*\.dist-info/licenses/LICENSE",
