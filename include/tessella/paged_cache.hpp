@@ -113,6 +113,10 @@ class PagedCache {
   int64_t fork(int64_t id) { return pages_.fork(id); }
   void release(const std::vector<int64_t>& ids) { pages_.release(ids); }
   void truncate(const std::vector<int64_t>& ids, const std::vector<int64_t>& lengths) { pages_.truncate(ids, lengths); }
+  // Drops pages behind a window; see Pages::evict.
+  void evict(const std::vector<int64_t>& ids, const std::vector<int64_t>& before, int64_t keep_first = 0) {
+    pages_.evict(ids, before, keep_first);
+  }
   // Gives the sequences these lengths, the tokens to be appended counted, and copies the pages that must be. For pools
   // on a GPU it is pages().reserve() and, where there are copies, copy_pages(pools(), pairs, {}, stream), and the same
   // of scale_pools() where there are any: pairs lie in the GPU's memory, and bringing them there is the caller's.

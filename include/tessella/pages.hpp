@@ -72,10 +72,19 @@ class Pages {
     copies.resize(static_cast<size_t>(num_copies));
     return copies;
   }
-  // Gives the sequences these lengths, none more than before.
+  // Gives the sequences these lengths, none more than before, and none less than the end of evicted pages.
   void truncate(const std::vector<int64_t>& ids, const std::vector<int64_t>& lengths) {
     require_lengths("pages_truncate: lengths has another size than ids, expected a length for each", ids, lengths);
     detail::check(tessella_pages_truncate(pages_.get(), ids.data(), lengths.data(), size_of(ids)));
+  }
+
+  // Drops the pages all of whose rows are in [keep_first, before): no query of a window sees them again. They are -1 in
+  // the page table; lengths stay. before: one for all sequences, or one for each, none more than its length. Rows count
+  // from 0, left padding too.
+  void evict(const std::vector<int64_t>& ids, std::vector<int64_t> before, int64_t keep_first = 0) {
+    if (before.size() == 1) before.resize(ids.size(), before[0]);
+    require_lengths("pages_evict: before has another size than ids, expected one number, or one for each", ids, before);
+    detail::check(tessella_pages_evict(pages_.get(), ids.data(), before.data(), size_of(ids), keep_first));
   }
 
   std::vector<int64_t> lengths(const std::vector<int64_t>& ids) const {
@@ -88,7 +97,8 @@ class Pages {
     const std::vector<int64_t> found = lengths(ids);
     return {found.begin(), found.end()};
   }
-  // num_columns: 0 = as many as the longest sequence needs. Columns after a sequence's pages are -1.
+  // num_columns: 0 = as many as the longest sequence needs. Evicted pages are -1, and columns after a
+  // sequence's pages.
   PageTable page_table(const std::vector<int64_t>& ids, int64_t num_columns = 0) const {
     if (num_columns == 0) {
       num_columns = 1;

@@ -157,8 +157,10 @@ typedef struct tessella_tensor {
  *                  of keys (bias, dense_mask, block_map, document_ids_kv), and seqlens_kv, have k's rows, padding too
  *   page_table     (batch, pages) i32   k and v are pools (num_pages, page_size, heads_kv, head_dim), and key j of a
  *                  sequence is row j % page_size of page page_table[b, floor(j / page_size)]; seqlen_kv is pages *
- *                  page_size. Pages without a valid key may hold anything, and so may their entries. The pools have a
- *                  page of a row at least. Not beside cu_seqlens_kv
+ *                  page_size. Pages without a valid key may hold anything, and so may their entries. -1 is a page that
+ *                  was evicted: the band (window, causal, chunk, keep_first, prefix, lengths; not masks of elements)
+ *                  must hide its keys from all queries of the sequence, which a CPU checks. The pools have a page of a
+ *                  row at least. Not beside cu_seqlens_kv
  *   cache_batch_idx   (batch) i32   sequence b is that of batch cache_batch_idx[b] of k and v, whose batch axes may
  *                  then have any size of one at least: the slots of a cache. Sequences may be one slot's. Entries of
  *                  sequences without a valid key may hold anything. What belongs to keys (bias, masks, seqlens_kv,
@@ -904,13 +906,21 @@ typedef struct tessella_page_copy {
  * TESSELLA_OUT_OF_MEMORY: there are not enough free pages. */
 TESSELLA_API tessella_status tessella_pages_reserve(tessella_pages* pages, const int64_t* ids, const int64_t* lengths,
                                                     int64_t num_ids, tessella_page_copy* copies, int64_t* num_copies);
-/* The sequences have these lengths from now on, none more than before; pages without a row are free. */
+/* The sequences have these lengths from now on, none more than before; pages without a row are free. A length below the
+ * end of a sequence's evicted pages is an error: rows before it are gone. */
 TESSELLA_API tessella_status tessella_pages_truncate(tessella_pages* pages, const int64_t* ids, const int64_t* lengths,
                                                      int64_t num_ids);
+/* Drops rows that no query will see again, behind a sliding window for example: of sequence ids[i] the pages all of
+ * whose rows are in [keep_first, before[i]). They are free unless another sequence holds them, and the page table has
+ * -1 in their place. Lengths stay, and sequences may grow. Rows count from 0, left padding too. before[i]: at most the
+ * length; one below page_size drops nothing, and may be negative. keep_first: that of the mask, and the left
+ * padding before it, at least 0. */
+TESSELLA_API tessella_status tessella_pages_evict(tessella_pages* pages, const int64_t* ids, const int64_t* before,
+                                                  int64_t num_ids, int64_t keep_first);
 TESSELLA_API tessella_status tessella_pages_lengths(const tessella_pages* pages, const int64_t* ids, int64_t num_ids,
                                                     int64_t* lengths);
-/* Writes num_ids rows of page_table, of num_columns each and row_stride apart, with -1 after a sequence's pages. There
- * are columns for all of ceil(length / page_size) pages of each. */
+/* Writes num_ids rows of page_table, of num_columns each and row_stride apart, with -1 for evicted pages and after a
+ * sequence's pages. There are columns for all of ceil(length / page_size) pages of each. */
 TESSELLA_API tessella_status tessella_pages_table(const tessella_pages* pages, const int64_t* ids, int64_t num_ids,
                                                   int32_t* table, int64_t num_columns, int64_t row_stride);
 TESSELLA_API tessella_status tessella_pages_num_free(const tessella_pages* pages, int64_t* num_free);

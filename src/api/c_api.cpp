@@ -451,6 +451,13 @@ tessella_status tessella_pages_truncate(tessella_pages* pages, const int64_t* id
   });
 }
 
+tessella_status tessella_pages_evict(tessella_pages* pages, const int64_t* ids, const int64_t* before, int64_t num_ids,
+                                     int64_t keep_first) {
+  return with_pages(pages, "pages_evict", [&](core::Pages& p) {
+    p.evict(list(ids, num_ids, "pages_evict", "ids"), list(before, num_ids, "pages_evict", "before"), keep_first);
+  });
+}
+
 tessella_status tessella_pages_lengths(const tessella_pages* pages, const int64_t* ids, int64_t num_ids,
                                        int64_t* lengths) {
   return with_pages(pages, "pages_lengths", [&](const core::Pages& p) {

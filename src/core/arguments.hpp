@@ -6,6 +6,7 @@
 // offsets to the sizes given here, so that no value makes an access leave the tensors.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <variant>
@@ -104,15 +105,20 @@ struct AttentionArguments : AttentionShape {
     const int64_t blocks = scale_block == 0 ? 1 : axes.rows / scale_block + (axes.rows % scale_block != 0);
     return {is_packed && blocks == 1 ? batch : axes.batch, blocks};
   }
-  // First element of one row of one head of t, which is k or v; row_idx counts as Sequence::row_kv does.
+  // The page of a row; row_idx counts as Sequence::row_kv does. Kernels load keys in tiles, which may begin in an
+  // evicted page (-1): page 0 stands in for it, as no query sees its rows.
+  int64_t page_of(int64_t batch_idx, int64_t row_idx) const {
+    return std::max(page_table.at(batch_idx, row_idx / page_size), int32_t{0});
+  }
+  // First element of one row of one head of t, which is k or v.
   std::byte* row_of(const Operand& t, int64_t batch_idx, int64_t row_idx, int64_t head_idx) const {
-    if (page_table) return t.row(page_table.at(batch_idx, row_idx / page_size), row_idx % page_size, head_idx);
+    if (page_table) return t.row(page_of(batch_idx, row_idx), row_idx % page_size, head_idx);
     return t.row(cache_batch_idx ? cache_batch_idx.at(batch_idx) : batch_idx, row_idx, head_idx);
   }
   // The scale of that row's elements. t: k_scale or v_scale, which must be given.
   const std::byte* scale_of(const Operand& t, int64_t batch_idx, int64_t row_idx, int64_t head_idx) const {
     const auto block = [&](int64_t row) { return scale_block == 0 ? 0 : row / scale_block; };
-    if (page_table) return t.row(page_table.at(batch_idx, row_idx / page_size), block(row_idx % page_size), head_idx);
+    if (page_table) return t.row(page_of(batch_idx, row_idx), block(row_idx % page_size), head_idx);
     return t.row(cache_batch_idx ? cache_batch_idx.at(batch_idx) : batch_idx, block(row_idx), head_idx);
   }
   // The same of q and out: q_scale, out_scale or amax.

@@ -59,6 +59,7 @@ int32_t Pages::take() {
 }
 
 void Pages::give_back(int32_t page) {
+  if (page == kEvicted) return;
   if (--num_holders_[static_cast<size_t>(page)] == 0) free_.push_back(page);
 }
 
@@ -85,7 +86,9 @@ int64_t Pages::fork(int64_t id) {
   if (parent == sequences_.end()) unknown_id("pages_fork", "id", id);
   Sequence child = parent->second;
   const auto made = sequences_.try_emplace(next_id_, std::move(child)).first;
-  for (const int32_t page : made->second.pages) ++num_holders_[static_cast<size_t>(page)];
+  for (const int32_t page : made->second.pages) {
+    if (page != kEvicted) ++num_holders_[static_cast<size_t>(page)];
+  }
   return next_id_++;
 }
 
@@ -151,10 +154,11 @@ std::vector<PageCopy> Pages::reserve(std::span<const int64_t> ids, std::span<con
 void Pages::truncate(std::span<const int64_t> ids, std::span<const int64_t> lengths) {
   const std::vector<Sequence*> sequences = each_once(ids, "pages_truncate");
   for (size_t i = 0; i < ids.size(); ++i) {
-    if (lengths[i] < 0 || lengths[i] > sequences[i]->length) {
-      invalid(message("pages_truncate: lengths[", i, "] is ", lengths[i], ", expected 0 to ", sequences[i]->length,
-                      ", the length of sequence ", ids[i]));
-    }
+    const Sequence& sequence = *sequences[i];
+    if (lengths[i] >= sequence.evicted_end && lengths[i] <= sequence.length) continue;
+    invalid(message("pages_truncate: lengths[", i, "] is ", lengths[i], ", expected ", sequence.evicted_end,
+                    sequence.evicted_end > 0 ? ", the end of the evicted pages, to " : " to ", sequence.length,
+                    ", the length of sequence ", ids[i]));
   }
   for (size_t i = 0; i < ids.size(); ++i) {
     Sequence& sequence = *sequences[i];
@@ -162,6 +166,24 @@ void Pages::truncate(std::span<const int64_t> ids, std::span<const int64_t> leng
       give_back(sequence.pages.back());
     }
     sequence.length = lengths[i];
+  }
+}
+
+void Pages::evict(std::span<const int64_t> ids, std::span<const int64_t> before, int64_t keep_first) {
+  if (keep_first < 0) invalid(message("pages_evict: keep_first is ", keep_first, ", expected at least 0"));
+  const std::vector<Sequence*> sequences = each_once(ids, "pages_evict");
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (before[i] <= sequences[i]->length) continue;
+    invalid(message("pages_evict: before[", i, "] is ", before[i], ", expected at most ", sequences[i]->length,
+                    ", the length of sequence ", ids[i]));
+  }
+  for (size_t i = 0; i < ids.size(); ++i) {
+    Sequence& sequence = *sequences[i];
+    // before may be negative: there are fewer rows than a window has.
+    for (int64_t page = pages_of(keep_first); page < before[i] / page_size_; ++page) {
+      give_back(std::exchange(sequence.pages[static_cast<size_t>(page)], kEvicted));
+      sequence.evicted_end = std::max(sequence.evicted_end, (page + 1) * page_size_);
+    }
   }
 }
 

@@ -28,17 +28,22 @@ class Pages {
   // holds one of them and is held by another sequence too gets a successor: the rows before them are to be copied.
   // At most one copy a sequence. No page is both a source and a target.
   std::vector<PageCopy> reserve(std::span<const int64_t> ids, std::span<const int64_t> lengths);
-  // The lengths from now on, none more than before.
+  // The lengths from now on, none more than before, and none less than the end of a sequence's evicted pages.
   void truncate(std::span<const int64_t> ids, std::span<const int64_t> lengths);
+  // Frees the pages of which every row is in [keep_first, before[i]), as far as no other sequence holds them. The rows
+  // still count; their pages are -1 from now on.
+  void evict(std::span<const int64_t> ids, std::span<const int64_t> before, int64_t keep_first);
   void lengths(std::span<const int64_t> ids, int64_t* lengths) const;
-  // A row of pages for each id; columns beyond a sequence's pages are -1.
+  // A row of pages for each id; columns of evicted pages and beyond a sequence's pages are -1.
   void table(std::span<const int64_t> ids, int32_t* table, int64_t num_columns, int64_t row_stride) const;
   int64_t num_free() const;
 
  private:
+  static constexpr int32_t kEvicted = -1;
   struct Sequence {
-    std::vector<int32_t> pages;  // as many as length needs
+    std::vector<int32_t> pages;  // as many as length needs; kEvicted where there is none any more
     int64_t length = 0;
+    int64_t evicted_end = 0;  // of the last evicted page, in rows; at most length, so that the tail is never evicted
   };
   // True if the page of the next row also holds rows before it.
   bool has_tail(const Sequence& sequence) const { return sequence.length % page_size_ != 0; }

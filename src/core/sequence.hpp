@@ -80,6 +80,9 @@ inline bool visible(const AttentionArguments& p, const Sequence& s, int64_t head
 // Whether the band shows key j to some query of the sequence.
 bool band_sees(const Sequence& s, int64_t j);
 
+// Whether it shows some key in [begin, end).
+bool band_sees_any(const Sequence& s, int64_t begin, int64_t end);
+
 // Whether some query of the sequence sees key j, by any of the heads that read this KV head. With element masks it may
 // have to try them all.
 bool seen_by_any_query(const AttentionArguments& p, const Sequence& s, int64_t kv_head, int64_t j);

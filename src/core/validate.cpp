@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "core/memory_range.hpp"
 #include "core/message.hpp"
 #include "core/overlaps.hpp"
+#include "core/sequence.hpp"
 #include "core/tensors.hpp"
 
 namespace tessella::core {
@@ -106,16 +108,24 @@ class Validator {
     return {p_.leftpad_kv ? p_.leftpad_kv.at(b) : 0, p_.seqlens_kv ? p_.seqlens_kv.at(b) : p_.seqlen_kv};
   }
 
-  // Checks the pages that hold a sequence's keys; all other entries may hold anything.
+  // Checks the pages that hold a sequence's keys; all other entries may hold anything. Evicted ones hold keys that no
+  // query sees.
   void pages() const {
     if (!p_.page_table) return;
     for (int64_t b = 0; b < p_.batch; ++b) {
       const auto [begin, end] = keys(b);
+      std::optional<Sequence> sequence;  // made where it is needed
+      const auto sees = [&, b = b](int64_t page) {
+        if (!sequence) sequence = core::sequence(p_, b);
+        const int64_t first = page * p_.page_size - sequence->row_kv;
+        return band_sees_any(*sequence, first, first + p_.page_size);
+      };
       for (int64_t page = begin / p_.page_size; begin < end && page * p_.page_size < end; ++page) {
         const int32_t got = p_.page_table.at(b, page);
         if (got >= 0 && got < p_.num_pages) continue;
+        if (got == -1 && !sees(page)) continue;
         invalid(message(function_, ": page_table[", b, "][", page, "] is ", got, ", expected 0 to ", p_.num_pages - 1,
-                        ", the pages of k"));
+                        ", the pages of k", got == -1 ? kOrEvicted : ""));
       }
     }
   }
@@ -161,6 +171,10 @@ class Validator {
     validate_not_folded(function_, name(Name::amax), amax, amax.batch_stride == 0 ? 1 : batch,
                         amax.row_stride == 0 ? 1 : blocks, amax.head_stride == 0 ? 1 : p_.heads_q, 1);
   }
+
+  static constexpr const char* kOrEvicted =
+      ", or -1 for a page that the band hides from all queries (windows, chunks, keep_first, prefixes, lengths; not "
+      "masks of elements)";
 
   const AttentionArguments& p_;
   const char* function_;

@@ -50,8 +50,8 @@ TEST_P(ErrorsTest, IsTheSameForAGpu) {
   for (const char* other : {"num_sms", "num_splits", "schedule_on_the_cpu", "score_mod", "mask_mod"}) {
     if (name == other) GTEST_SKIP() << "differs on a GPU";
   }
-  for (const char* value : {"seqlens_negative", "seqlens_beyond", "leftpad_beyond", "page_beyond", "slot_beyond",
-                            "slot_negative", "prefix_negative", "cu_beyond"}) {
+  for (const char* value : {"seqlens_negative", "seqlens_beyond", "leftpad_beyond", "page_beyond", "page_seen",
+                            "page_negative", "slot_beyond", "slot_negative", "prefix_negative", "cu_beyond"}) {
     if (name == value) GTEST_SKIP() << "values on a GPU are not read";
   }
   SmallCall call;

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -150,6 +151,57 @@ TEST(PagedCache, WalksInMemoryOfTheCaller) {
     }
     SCOPED_TRACE(heads_first);
     Walk(ts::PagedCache(pools[0], pools[1])).run();
+  }
+}
+
+// A model with a window generates, and evicts as it goes: the same bits as in a cache that keeps all, in fewer pages.
+// The keys that are kept in front stay.
+TEST(PagedCache, AWindowKeepsFewPages) {
+  constexpr int64_t kWindow = 6, kSteps = 40;
+  for (const int64_t keep_first : {0, 3}) {
+    ts::PagedCache cache({.num_pages = 8, .page_size = kPageSize, .heads_kv = kHeadsKv, .head_dim = kDim});
+    ts::PagedCache all({.num_pages = 16, .page_size = kPageSize, .heads_kv = kHeadsKv, .head_dim = kDim});
+    const auto other = cache.new_sequence();  // has page 0, which holds NaN
+    cache.reserve({other}, {1});
+    for (const ts::TensorView& pool : cache.pools()) {
+      std::fill_n(static_cast<float*>(pool.data()), kPageSize * kHeadsKv * kDim, kNan);
+    }
+    const ts::Mask mask = ts::Mask::window(kWindow, 0) & ts::Mask::keep_first(keep_first);
+    std::mt19937 random(3);
+    const int64_t id = cache.new_sequence(), kept = all.new_sequence();
+    int64_t most = 0;
+    for (int64_t length = 1; length <= kSteps; ++length) {
+      std::vector<float> k(kHeadsKv * kDim), v(k.size()), q(kHeadsQ * kDim), out[2];
+      for (std::vector<float>* of : {&k, &v, &q}) {
+        for (float& number : *of) number = std::normal_distribution<float>()(random);
+      }
+      for (const bool evicts : {true, false}) {
+        ts::PagedCache& of = evicts ? cache : all;
+        const std::vector<int64_t> ids = {evicts ? id : kept};
+        of.reserve(ids, {length});
+        if (evicts) of.evict(ids, {length - 1 - kWindow}, keep_first);
+        const ts::PageTable table = of.page_table(ids);
+        const std::vector<int32_t> lengths = of.seqlens(ids);
+        const auto seqlens = ts::view(lengths.data(), ts::i32, {1});
+        of.append({.k_new = view(k, kHeadsKv, kDim),
+                   .v_new = view(v, kHeadsKv, kDim),
+                   .seqlens_kv = seqlens,
+                   .page_table = table.view()});
+        out[evicts ? 0 : 1].assign(q.size(), kNan);
+        ts::forward({.q = view(q, kHeadsQ, kDim),
+                     .k = of.k(),
+                     .v = of.v(),
+                     .out = view(out[evicts ? 0 : 1], kHeadsQ, kDim),
+                     .seqlens_kv = seqlens,
+                     .page_table = table.view()},
+                    {.mask = mask});
+      }
+      ASSERT_EQ(std::memcmp(out[0].data(), out[1].data(), out[0].size() * sizeof(float)), 0) << "length " << length;
+      most = std::max(most, 8 - cache.pages().num_free());
+    }
+    // One of the other sequence, and of seven keys at most three pages.
+    EXPECT_EQ(most, keep_first > 0 ? 5 : 4);
+    EXPECT_EQ(16 - all.pages().num_free(), 10);
   }
 }
 

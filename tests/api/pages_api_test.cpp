@@ -52,6 +52,9 @@ TEST(PagesApi, EachPointerAndCountIsChecked) {
   expect_error(tessella_pages_reserve(pages, &id, &length, 1, &copy, nullptr), invalid,
                null("pages_reserve", "num_copies"));
   expect_error(tessella_pages_truncate(pages, &id, nullptr, 1), invalid, null("pages_truncate", "lengths"));
+  expect_error(tessella_pages_evict(pages, &id, nullptr, 1, 0), invalid, null("pages_evict", "before"));
+  expect_error(tessella_pages_evict(pages, nullptr, &id, 1, 0), invalid, null("pages_evict", "ids"));
+  expect_error(tessella_pages_evict(nullptr, &id, &id, 1, 0), invalid, null("pages_evict", "pages"));
   expect_error(tessella_pages_lengths(pages, &id, 1, nullptr), invalid, null("pages_lengths", "lengths"));
   expect_error(tessella_pages_num_free(pages, nullptr), invalid, null("pages_num_free", "num_free"));
   int32_t entry = -7;
@@ -106,6 +109,25 @@ TEST(PagesApi, ForkReserveTruncateRelease) {
   EXPECT_EQ(moved.num_free(), 8);
 }
 
+// before: one number for all, or one for each.
+TEST(PagesApi, Evict) {
+  ts::Pages pages(8, 4);
+  const int64_t a = pages.new_sequence(), b = pages.new_sequence();
+  (void)pages.reserve({a, b}, {12, 8});
+  pages.evict({a, b}, {7});
+  EXPECT_EQ(pages.page_table({a, b}).entries, (std::vector<int32_t>{-1, 1, 2, -1, 4, -1}));
+  pages.evict({a, b}, {12, -3});
+  EXPECT_EQ(pages.page_table({a, b}).entries, (std::vector<int32_t>{-1, -1, -1, -1, 4, -1}));
+  EXPECT_EQ(pages.num_free(), 7);
+  EXPECT_EQ(pages.lengths({a, b}), (Ids{12, 8}));
+  pages.evict({}, {5});
+  const int64_t c = pages.new_sequence();
+  (void)pages.reserve({c}, {8});
+  pages.evict({c}, {8}, 3);
+  EXPECT_EQ(pages.page_table({c}).entries[1], -1);
+  EXPECT_NE(pages.page_table({c}).entries[0], -1);
+}
+
 TEST(PagesApi, ErrorsAreThrown) {
   ts::Pages pages(2, 4);
   const int64_t id = pages.new_sequence();
@@ -121,6 +143,8 @@ TEST(PagesApi, ErrorsAreThrown) {
   EXPECT_EQ(code_of([&] { pages.fork(id + 1); }), ts::ErrorCode::invalid_argument);
   EXPECT_EQ(code_of([&] { (void)pages.reserve({id}, {}); }), ts::ErrorCode::invalid_argument);
   EXPECT_EQ(code_of([&] { pages.truncate({id}, {0, 0}); }), ts::ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { pages.evict({id}, {0, 0}); }), ts::ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { pages.evict({id}, {1}); }), ts::ErrorCode::invalid_argument);
   EXPECT_EQ(code_of([&] { (void)pages.reserve({id}, {9}); }), ts::ErrorCode::out_of_memory);
   EXPECT_EQ(pages.num_free(), 2);
 }

@@ -147,18 +147,29 @@ void Call::make_slots(Random& random) {
   args_.cache_batch_idx = table(lengths_.slots);
 }
 
-// Pages in random order, and one that is nobody's. What the table says of pages without a valid key is nonsense.
+// Pages in random order, and one that is nobody's. What the table says of pages without a valid key is nonsense. Those
+// that the band hides from all queries are evicted, and page 0 is then nobody's.
 void Call::make_pages(Random& random) {
   const int64_t pages = c_.seqlen_kv / c_.page_size;
   num_pages_ = c_.batch * pages + 1;
   const std::vector<int32_t> order = random_order(random, num_pages_);
+  std::vector<int32_t> evicted;
+  const auto is_hidden = [&](int64_t b, int64_t page) {
+    for (int64_t slot = page * c_.page_size; slot < (page + 1) * c_.page_size; ++slot) {
+      if (!hidden_from_all(b, slot)) return false;
+    }
+    return true;
+  };
   for (int64_t b = 0; b < c_.batch; ++b) {
     for (int64_t page = 0; page < pages; ++page) {
       const bool is_used =
           key_begin(b) < key_end(b) && (page + 1) * c_.page_size > key_begin(b) && page * c_.page_size < key_end(b);
-      lengths_.pages.push_back(is_used ? order[static_cast<size_t>(b * pages + page)] : random.one_of(kNonsense));
+      const int32_t own = order[static_cast<size_t>(b * pages + page)];
+      lengths_.pages.push_back(!is_used ? random.one_of(kNonsense) : is_hidden(b, page) ? -1 : own);
+      if (lengths_.pages.back() == -1 && is_used) evicted.push_back(own);
     }
   }
+  if (!evicted.empty()) std::replace(lengths_.pages.begin(), lengths_.pages.end(), 0, evicted[0]);
   args_.page_table = own(TESSELLA_TENSOR2(lengths_.pages.data(), TESSELLA_I32, c_.batch, pages));
 }
 

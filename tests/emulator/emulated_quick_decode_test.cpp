@@ -63,6 +63,23 @@ TEST(EmulatedQuickDecode, BandsWithHoles) {
   }
 }
 
+// -1 in the table for pages behind a window; page 0 holds NaN, and so do its scales.
+TEST(EmulatedQuickDecode, EvictedPages) {
+  Case c = small(500);
+  c.kernel = "reference.attention";  // what the collector computes calls with
+  c.window_left = 100;
+  c.window_right = 0;
+  c.keep_first = 3;
+  c.masked_nan = true;
+  c.page_size = 24;
+  expect_decoded(c, {.num_splits = 2}, cuda::decode_recipe, 2);
+  c.dtype = "f16";
+  c.out_dtype = "f32";
+  c.kv_dtype = "i8";
+  c.kv_scale = "th";
+  expect_decoded(c, {.num_splits = 2}, cuda::decode_recipe, 2);
+}
+
 // k and v of 8 bits in f16, with scales of each token that are below what f16 holds.
 TEST(EmulatedQuickDecode, Quantized) {
   for (Case c : {small(500), many_rows(500)}) {

@@ -52,5 +52,17 @@ TEST(EmulatedQuickOthers, BandsWithHoles) {
   }
 }
 
+// -1 in the table for pages behind a window, whose tiles the kernels load from page 0: it holds NaN.
+TEST(EmulatedQuickOthers, EvictedPages) {
+  for (const char* size : {"page_size=8", "page_size=64"}) {
+    const Case c = parse(
+        "dtype=bf16 batch=2 heads_q=2 heads_kv=1 seqlen_q=20 seqlen_kv=400 head_dim_qk=64 head_dim_v=64 seqlens_kv=1 "
+        "window_left=40 window_right=0 keep_first=2 masked_nan=1 seed=1 " +
+        std::string(size));
+    EXPECT_EQ(run_sm90(c, 1), "") << "--case \"" << to_string(c) << "\"";
+    EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
+  }
+}
+
 }  // namespace
 }  // namespace tessella::tests

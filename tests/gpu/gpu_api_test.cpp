@@ -126,6 +126,12 @@ TEST_F(GpuApi, CheckedValuesAreErrorsAsOnTheCpu) {
          values(args.page_table)[4] = 10;
        },
        paged_case()},
+      {"page_table",
+       [](const auto& args) {
+         values(args.seqlens_kv)[1] = 3;
+         values(args.page_table)[4] = -1;
+       },
+       paged_case()},
       {"cache_batch_idx",
        [](const auto& args) {
          values(args.seqlens_kv)[1] = 3;

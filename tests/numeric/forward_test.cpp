@@ -365,6 +365,23 @@ TEST_P(Forward, NaNInKeysThatNoQuerySees) {
   for (const char* mask : kBandsWithHoles) run(parse("batch=2 heads_q=4 heads_kv=2 masked_nan=1 " + std::string(mask)));
 }
 
+// Their pages are -1 in the table, and page 0 holds NaN: a tile of keys may begin in one of them.
+TEST_P(Forward, EvictedPages) {
+  for (const char* mask : {"window_left=10", "window_left=10 window_right=0 keep_first=2", "chunk=32",
+                           "causal_top_left=1", "window_left=10 window_right=0 seqlens_q=1 seqlens_kv=1",
+                           "window_left=5 window_right=0 leftpad_kv=1 alibi=h"}) {
+    for (const int64_t page_size : {1, 3, 16}) {
+      Case c = parse("batch=3 heads_q=4 heads_kv=2 masked_nan=1 head_dim_qk=32 head_dim_v=32 " + std::string(mask));
+      c.page_size = page_size;
+      for (const int64_t seqlen_q : {1, 20}) {
+        c.seqlen_q = seqlen_q;
+        c.seqlen_kv = 150;
+        run(c);
+      }
+    }
+  }
+}
+
 // Their out is 0 and their LSE that of the sink alone, whatever their q holds.
 TEST_P(Forward, NaNInQueriesThatSeeNoKey) {
   for (const bool sink : {false, true}) {

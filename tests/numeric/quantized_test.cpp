@@ -57,6 +57,28 @@ TEST_P(Quantized, EachDtypeAndScale) {
   expect_some(num_taken);
 }
 
+// With NaN in page 0 and in its scales.
+TEST_P(Quantized, EvictedPages) {
+  uint64_t num_taken = 0;
+  for (const char* kv_dtype : {"f8e4m3fn", "i8", "i4"}) {
+    for (const char* kv_scale : {"h", "sh", "bh", "th"}) {
+      for (const int64_t page_size : {4, 16}) {
+        Case c = parse(
+            "dtype=bf16 batch=2 heads_q=6 heads_kv=2 seqlen_q=2 seqlen_kv=150 head_dim_qk=64 head_dim_v=64 "
+            "window_left=20 window_right=0 masked_nan=1");
+        c.kernel = GetParam().name;
+        c.kv_dtype = kv_dtype;
+        c.kv_scale = kv_scale;
+        c.page_size = page_size;
+        c.seed = num_taken;
+        num_taken += is_right(c) ? 1 : 0;
+        if (HasFailure()) return;
+      }
+    }
+  }
+  expect_some(num_taken);
+}
+
 // Packed, in slots, with a dense mask that hides keys of NaN, and v in k.
 TEST_P(Quantized, RandomCases) {
   // A GPU compiles each for seconds.

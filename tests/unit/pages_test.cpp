@@ -41,12 +41,13 @@ class Walk {
 
   void run(int num_steps) {
     for (int step = 0; step < num_steps; ++step) {
-      switch (up_to(9)) {
+      switch (up_to(10)) {
         case 0: add(pages_.new_sequence(), {}); break;
         case 1: fork(); break;
         case 2: release(); break;
         case 3:
         case 4: truncate(); break;
+        case 5: evict(); break;
         default: reserve();
       }
       ASSERT_NO_FATAL_FAILURE(check()) << "step " << step;
@@ -55,9 +56,11 @@ class Walk {
     for (const auto& [id, rows] : rows_) all.push_back(id);
     pages_.release(all);
     rows_.clear();
+    evicted_.clear();
     EXPECT_EQ(pages_.num_free(), num_pages_);
     EXPECT_GT(num_copies_, 0);
     EXPECT_GT(num_errors_, 0);
+    EXPECT_GT(num_evicted_, 0);
   }
 
  private:
@@ -74,22 +77,46 @@ class Walk {
 
   void fork() {
     const Ids ids = some();
-    if (!ids.empty()) add(pages_.fork(ids[0]), rows_.at(ids[0]));
+    if (ids.empty()) return;
+    const int64_t child = pages_.fork(ids[0]);
+    add(child, rows_.at(ids[0]));
+    evicted_[child] = evicted_[ids[0]];
   }
 
   void release() {
     Ids ids = some();
     if (ids.size() > 2) ids.resize(2);
     pages_.release(ids);
-    for (const int64_t id : ids) rows_.erase(id);
+    for (const int64_t id : ids) rows_.erase(id), evicted_.erase(id);
   }
 
   void truncate() {
     const Ids ids = some();
     Ids lengths;
-    for (const int64_t id : ids) lengths.push_back(up_to(std::ssize(rows_.at(id))));
+    for (const int64_t id : ids) {
+      const int64_t end = evicted_[id].empty() ? 0 : (*evicted_[id].rbegin() + 1) * page_size_;
+      lengths.push_back(end + up_to(std::ssize(rows_.at(id)) - end));
+      if (end == 0) continue;
+      EXPECT_THROW(pages_.truncate(Ids{id}, Ids{end - 1}), core::Error);
+    }
     pages_.truncate(ids, lengths);
     for (size_t i = 0; i < ids.size(); ++i) rows_.at(ids[i]).resize(static_cast<size_t>(lengths[i]));
+  }
+
+  // Of some sequences all rows but the first and the last ones; of some too few for a page.
+  void evict() {
+    const Ids ids = some();
+    const int64_t keep_first = up_to(1) * up_to(2 * page_size_);
+    Ids before;
+    for (const int64_t id : ids) before.push_back(up_to(std::ssize(rows_.at(id)) + page_size_) - page_size_);
+    pages_.evict(ids, before, keep_first);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      for (int64_t page = 0; (page + 1) * page_size_ <= before[i]; ++page) {
+        if (page * page_size_ < keep_first) continue;
+        evicted_[ids[i]].insert(page);
+        ++num_evicted_;
+      }
+    }
   }
 
   void reserve() {
@@ -130,7 +157,8 @@ class Walk {
       ASSERT_EQ(length_of(pages_, id), std::ssize(rows)) << "sequence " << id;
       const auto pages = table_row(pages_, id, num_pages_);
       for (size_t i = 0; i < pages.size(); ++i) {
-        if (static_cast<int64_t>(i) * page_size_ < std::ssize(rows)) {
+        const bool is_evicted = evicted_[id].contains(static_cast<int64_t>(i));
+        if (static_cast<int64_t>(i) * page_size_ < std::ssize(rows) && !is_evicted) {
           ASSERT_TRUE(pages[i] >= 0 && pages[i] < num_pages_) << pages[i];
           held.insert(pages[i]);
         } else {
@@ -138,6 +166,7 @@ class Walk {
         }
       }
       for (size_t row = 0; row < rows.size(); ++row) {
+        if (evicted_[id].contains(static_cast<int64_t>(row) / page_size_)) continue;
         ASSERT_EQ(pool_[pool_idx(pages, static_cast<int64_t>(row))], rows[row]) << "row " << row << " of " << id;
       }
     }
@@ -149,8 +178,9 @@ class Walk {
   std::mt19937 random_;
   std::vector<int64_t> pool_;
   std::map<int64_t, std::vector<int64_t>> rows_;
+  std::map<int64_t, std::set<int64_t>> evicted_;  // pages of each sequence
   int64_t next_value_ = 0;
-  int num_copies_ = 0, num_errors_ = 0;
+  int num_copies_ = 0, num_errors_ = 0, num_evicted_ = 0;
 };
 
 TEST(Pages, RandomWalks) {
@@ -201,6 +231,47 @@ TEST(Pages, AFullPageIsSharedForGood) {
   EXPECT_EQ(copies[0].source, 0);
 }
 
+// A page is free when its last holder has dropped it; the one with the next row stays.
+TEST(Pages, EvictedPagesAreFreeAndStayGone) {
+  Pages pages(4, 4);
+  const int64_t a = pages.new_sequence();
+  pages.reserve(Ids{a}, Ids{10});
+  const int64_t b = pages.fork(a);
+  pages.evict(Ids{a}, Ids{7}, 0);
+  EXPECT_EQ(table_row(pages, a, 3), (std::vector<int32_t>{-1, 1, 2}));
+  EXPECT_EQ(table_row(pages, b, 3), (std::vector<int32_t>{0, 1, 2}));
+  EXPECT_EQ(pages.num_free(), 1);
+  const int64_t c = pages.fork(a);
+  EXPECT_EQ(table_row(pages, c, 3), (std::vector<int32_t>{-1, 1, 2}));
+  pages.evict(Ids{c, a, b}, Ids{-5, 10, 10}, 0);
+  EXPECT_EQ(table_row(pages, a, 3), (std::vector<int32_t>{-1, -1, 2}));
+  EXPECT_EQ(table_row(pages, b, 3), (std::vector<int32_t>{-1, -1, 2}));
+  EXPECT_EQ(table_row(pages, c, 3), (std::vector<int32_t>{-1, 1, 2}));
+  EXPECT_EQ(pages.num_free(), 2);
+  pages.release(Ids{b, c});
+  EXPECT_EQ(pages.num_free(), 3);
+  EXPECT_TRUE(pages.reserve(Ids{a}, Ids{14}).empty());
+  EXPECT_EQ(table_row(pages, a, 4)[0], -1);
+  EXPECT_EQ(length_of(pages, a), 14);
+  pages.truncate(Ids{a}, Ids{8});
+  EXPECT_EQ(table_row(pages, a, 2), (std::vector<int32_t>{-1, -1}));
+  EXPECT_EQ(pages.num_free(), 4);
+  EXPECT_TRUE(pages.reserve(Ids{a}, Ids{9}).empty());
+  EXPECT_EQ(pages.num_free(), 3);
+}
+
+TEST(Pages, EvictKeepsTheFirstRows) {
+  Pages pages(5, 4);
+  const int64_t a = pages.new_sequence();
+  pages.reserve(Ids{a}, Ids{20});
+  pages.evict(Ids{a}, Ids{20}, 5);
+  EXPECT_EQ(table_row(pages, a, 5), (std::vector<int32_t>{0, 1, -1, -1, -1}));
+  pages.evict(Ids{a}, Ids{20}, 4);
+  EXPECT_EQ(table_row(pages, a, 5), (std::vector<int32_t>{0, -1, -1, -1, -1}));
+  pages.evict(Ids{a}, Ids{20}, int64_t{1} << 62);
+  EXPECT_EQ(pages.num_free(), 4);
+}
+
 // The copies count too, of the sequences that need them only.
 TEST(Pages, OutOfMemoryLeavesAllAsItWas) {
   Pages pages(2, 4);
@@ -245,10 +316,13 @@ TEST(Pages, TheLargestPool) {
 }
 
 TEST(Pages, EachBadCallHasItsSentence) {
-  Pages pages(4, 4);
+  Pages pages(5, 4);
   const int64_t a = pages.new_sequence(), b = pages.new_sequence(), gone = pages.new_sequence();
   pages.release(Ids{gone});
   pages.reserve(Ids{a}, Ids{5});
+  const int64_t evicted = pages.new_sequence();
+  pages.reserve(Ids{evicted}, Ids{9});
+  pages.evict(Ids{evicted}, Ids{8}, 0);
   const std::vector<std::pair<std::function<void()>, std::string>> calls = {
       {[] { Pages(0, 4); }, "pages_make: num_pages is 0, expected 1 to 2147483647"},
       {[] { Pages(4, int64_t{1} << 31); }, "pages_make: page_size is 2147483648, expected 1 to 2147483647"},
@@ -277,8 +351,21 @@ TEST(Pages, EachBadCallHasItsSentence) {
        "pages_truncate: lengths[1] is 6, expected 0 to 5, the length of sequence 0"},
       {[&] { pages.truncate(Ids{a}, Ids{-1}); },
        "pages_truncate: lengths[0] is -1, expected 0 to 5, the length of sequence 0"},
-      {[&] { length_of(pages, 3); },
-       "pages_lengths: ids[0] is 3, expected a sequence that was made and is not released"},
+      {[&] { pages.truncate(Ids{evicted}, Ids{7}); },
+       "pages_truncate: lengths[0] is 7, expected 8, the end of the evicted pages, to 9, the length of sequence 3"},
+      {[&] {
+         pages.evict(Ids{evicted, a}, Ids{9, 6}, 0);
+       },
+       "pages_evict: before[1] is 6, expected at most 5, the length of sequence 0"},
+      {[&] {
+         pages.evict(Ids{a, a}, Ids{1, 1}, 0);
+       },
+       "pages_evict: ids has 0 twice, expected each sequence once"},
+      {[&] { pages.evict(Ids{gone}, Ids{0}, 0); },
+       "pages_evict: ids[0] is 2, expected a sequence that was made and is not released"},
+      {[&] { pages.evict(Ids{a}, Ids{5}, -1); }, "pages_evict: keep_first is -1, expected at least 0"},
+      {[&] { length_of(pages, 4); },
+       "pages_lengths: ids[0] is 4, expected a sequence that was made and is not released"},
       {[&] { table_row(pages, a, 1); }, "pages_table: num_columns is 1, expected at least 2, the pages of sequence 0"},
   };
   for (const auto& [call, sentence] : calls) {
@@ -291,6 +378,7 @@ TEST(Pages, EachBadCallHasItsSentence) {
     }
     EXPECT_EQ(length_of(pages, a), 5);
     EXPECT_EQ(length_of(pages, b), 0);
+    EXPECT_EQ(table_row(pages, evicted, 3)[2], 4);
     EXPECT_EQ(pages.num_free(), 2);
   }
 }

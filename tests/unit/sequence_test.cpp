@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "cases/arguments.hpp"
+#include "cases/random.hpp"
 
 namespace tessella::tests {
 namespace {
@@ -73,6 +75,19 @@ TEST(Sequence, RowsOfSlots) {
   EXPECT_EQ(p.row_of(p.v(), 1, 3, 0), p.v().row(0, 3, 0));
 }
 
+// No address is made of the -1 of an evicted page.
+TEST(Sequence, RowsOfEvictedPagesAreThoseOfAPage) {
+  AttentionArguments p = dense();
+  const int32_t pages[] = {-1, 1};
+  p.features = Feature::paged_kv;
+  p.page_table = {pages, 2, 1};
+  p.num_pages = 2;
+  p.page_size = 4;
+  EXPECT_EQ(p.row_of(p.k(), 0, 2, 0), p.k().row(0, 2, 0));
+  EXPECT_EQ(p.row_of(p.k(), 0, 6, 0), p.k().row(1, 2, 0));
+  EXPECT_EQ(p.scale_of(p.v(), 0, 3, 0), p.v().row(0, 0, 0));
+}
+
 TEST(Sequence, Packed) {
   AttentionArguments p = dense();
   const int32_t cu_q[] = {0, 2, 5}, cu_kv[] = {0, 7, 10}, leftpad[] = {0, 1};
@@ -112,6 +127,33 @@ TEST(Sequence, ElementMasksUseRowsAndSlots) {
   p.document_q = {ids_q, 5, 1};
   p.document_kv = {ids_kv, 7, 1};
   for (int64_t j = 0; j < s.len_kv; ++j) EXPECT_EQ(core::visible(p, s, 0, 2, j), j == 1 || j == 2);
+}
+
+// Against each key of a range by itself, in bands of any parts.
+TEST(Sequence, BandSeesSomeKeyOfARange) {
+  Random random(3);
+  int num_seen = 0, num_hidden = 0;
+  for (int trial = 0; trial < 20000; ++trial) {
+    Sequence s;
+    s.len_q = random.in(0, 8);
+    s.len_kv = random.in(0, 14);
+    s.band = {.seqlen_q = s.len_q, .seqlen_kv = s.len_kv};
+    if (random.chance(0.5)) s.band.window_left = random.in(0, 4);
+    if (random.chance(0.5)) s.band.window_right = random.in(0, 4);
+    if (random.chance(0.2)) s.band.prefix = random.in(0, 14);
+    if (random.chance(0.3)) s.band.chunk = random.in(1, 6);
+    if (random.chance(0.3)) s.band.keep_first = random.in(1, 5);
+    s.band.causal_top_left = random.chance(0.3);
+    const int64_t begin = random.in(-3, 14), end = begin + random.in(0, 5);
+    bool is_seen = false;
+    for (int64_t i = 0; i < s.len_q; ++i) {
+      for (int64_t j = std::max<int64_t>(begin, 0); j < end; ++j) is_seen = is_seen || s.band.visible(i, j);
+    }
+    ASSERT_EQ(core::band_sees_any(s, begin, end), is_seen) << "trial " << trial;
+    ++(is_seen ? num_seen : num_hidden);
+  }
+  EXPECT_GT(num_seen, 2000);
+  EXPECT_GT(num_hidden, 2000);
 }
 
 }  // namespace

@@ -306,6 +306,7 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "tessella_pages_release": (c.c_int32, [Pages, _int64s, c.c_int64]),
     "tessella_pages_reserve": (c.c_int32, [Pages, _int64s, _int64s, c.c_int64, c.POINTER(PageCopy), _int64s]),
     "tessella_pages_truncate": (c.c_int32, [Pages, _int64s, _int64s, c.c_int64]),
+    "tessella_pages_evict": (c.c_int32, [Pages, _int64s, _int64s, c.c_int64, c.c_int64]),
     "tessella_pages_lengths": (c.c_int32, [Pages, _int64s, c.c_int64, _int64s]),
     "tessella_pages_table": (c.c_int32, [Pages, _int64s, c.c_int64, _int32s, c.c_int64, c.c_int64]),
     "tessella_pages_num_free": (c.c_int32, [Pages, _int64s]),

@@ -70,8 +70,10 @@ class Options(TypedDict, total=False):
         block_map, document), and seqlens_kv, have k's rows, padding too.
     page_table: (batch, pages) int32; k and v are pools (num_pages, page_size, heads_kv, head_dim), and key j of a
         sequence is row j % page_size of page page_table[b, floor(j / page_size)]; seqlen_kv is pages * page_size. Pages
-        without a valid key may hold anything, and so may their entries. The pools have a page of a row at least. Not
-        beside cu_seqlens_kv. With layout="bhsd" pools are (num_pages, heads_kv, page_size, head_dim).
+        without a valid key may hold anything, and so may their entries. -1 is a page that was evicted: the band
+        (window, causal, chunk, keep_first, prefix, lengths; not masks of elements) must hide its keys from all queries
+        of the sequence, which a CPU checks. The pools have a page of a row at least. Not beside cu_seqlens_kv. With
+        layout="bhsd" pools are (num_pages, heads_kv, page_size, head_dim).
     cache_batch_idx: (batch) int32; sequence b is that of batch cache_batch_idx[b] of k and v, whose batch axes may then
         have any size of one at least: the slots of a cache. Sequences may be one slot's. Entries of sequences without a
         valid key may hold anything. What belongs to keys (bias, masks, seqlens_kv, document) stays that of sequence b;

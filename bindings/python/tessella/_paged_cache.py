@@ -264,6 +264,10 @@ class PagedCache:
         """Gives sequences their lengths from now on, none more than before."""
         self._pages.truncate(ids, lengths)
 
+    def evict(self, ids: Any, before: Any, *, keep_first: int = 0) -> None:
+        """Drops the pages of sequences all of whose rows are in [keep_first, before); see Pages.evict."""
+        self._pages.evict(ids, before, keep_first=keep_first)
+
     def lengths(self, ids: Any) -> Any:
         """The lengths, int64 of NumPy: `cache.reserve(ids, cache.lengths(ids) + 1)`."""
         return self._pages.lengths(ids)
@@ -286,8 +290,8 @@ class PagedCache:
     def page_table(self, ids: Any, *, out: Any = None) -> Any:
         """(len(ids), pages) int32 beside the pools: as many columns as the longest sequence has pages.
 
-        Columns after a sequence's pages are -1. out: written instead, with as many columns as it has; a CUDA graph that
-        was captured with it then sees the new pages.
+        Evicted pages and columns after a sequence's pages are -1. out: written instead, with as many columns as it has;
+        a CUDA graph that was captured with it then sees the new pages.
         """
         if out is not None:
             return self._pages.page_table(ids, out=out)

@@ -146,9 +146,32 @@ class Pages:
         return copies[: num_copies.value]
 
     def truncate(self, ids: Any, lengths: Any) -> None:
-        """Gives sequences their lengths from now on, none more than before; pages without a row are free."""
+        """Gives sequences their lengths from now on, none more than before; pages without a row are free.
+
+        A length below the end of a sequence's evicted pages is an error: rows before it are gone.
+        """
         ids, lengths = self._read("pages_truncate", ids=ids, lengths=lengths)
         require(library.tessella_pages_truncate(self._handle, _int64s(ids), _int64s(lengths), ids.size))
+
+    def evict(self, ids: Any, before: Any, *, keep_first: int = 0) -> None:
+        """Drops the pages of sequences all of whose rows are in [keep_first, before): no query sees them again.
+
+        They are free unless another sequence holds them, and the page table has -1 in their place, which attention
+        takes where its band hides them from all queries. Lengths stay, and sequences may grow.
+
+        Args:
+            ids: sequences, one or several.
+            before: one number for all, or one each, at most the length, counted in rows, left padding too. One below
+                page_size drops nothing, and may be negative: `pages.evict(ids, pages.lengths(ids) - window_left)`.
+            keep_first: that of the mask, and the left padding before it; rows below it stay.
+        """
+        ids, before = self._read("pages_evict", ids=ids, before=before)
+        try:
+            keep_first = integer("keep_first", keep_first)
+        except (Error, TypeError) as error:
+            name_function(error, "pages_evict")
+            raise
+        require(library.tessella_pages_evict(self._handle, _int64s(ids), _int64s(before), ids.size, keep_first))
 
     def lengths(self, ids: Any) -> Any:
         """The lengths, int64 of NumPy: `pages.reserve(ids, pages.lengths(ids) + 1)`."""
@@ -160,7 +183,7 @@ class Pages:
     def page_table(self, ids: Any, *, out: Any = None) -> Any:
         """(len(ids), pages) int32 of NumPy, as many columns as the longest sequence has pages, at least one.
 
-        Columns after a sequence's pages are -1. out: written instead, with as many columns as it has.
+        Evicted pages and columns after a sequence's pages are -1. out: written instead, with as many columns as it has.
         """
         (ids,) = self._read("pages_table", ids=ids)
         if out is None:
@@ -178,14 +201,15 @@ class Pages:
         return out
 
     def _read(self, function: str, **arguments: Any) -> list[Any]:
-        """The arguments as arrays of int64; lengths that are one number become as many as ids."""
+        """The arguments as arrays of int64; of two, a second one that is one number becomes as many as ids."""
+        last = next(reversed(arguments))
         try:
             arrays = [_integers(name, values) for name, values in arguments.items()]
-            if len(arrays) == 2 and not numpy.ndim(arguments["lengths"]):
+            if len(arrays) == 2 and not numpy.ndim(arguments[last]):
                 arrays[1] = numpy.repeat(arrays[1], arrays[0].size)
             if arrays[-1].size != arrays[0].size:
                 raise InvalidArgument(
-                    f"lengths has {arrays[1].size} entries, expected {arrays[0].size}, one for each id"
+                    f"{last} has {arrays[1].size} entries, expected {arrays[0].size}, one for each id"
                 )
         except (Error, TypeError) as error:
             name_function(error, function)

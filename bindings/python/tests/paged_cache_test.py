@@ -42,8 +42,15 @@ def test_tables_beside_numpy():
     assert table.tolist() == [[0, -1], [1, 2]] and seqlens.tolist() == [1, 5]
     out = np.zeros((2, 3), np.int32)
     assert cache.page_table(ids, out=out) is out and out.tolist() == [[0, -1, -1], [1, 2, -1]]
+    cache.evict(ids[1], 4)
+    assert cache.page_table(ids).tolist() == [[0, -1], [-1, 2]] and cache.num_free == 4
+    cache.evict(ids, [0, 4], keep_first=1)
+    with pytest.raises(
+        tessella.InvalidArgument, match="^pages_truncate: lengths.0. is 3, expected 4, the end of the ev"
+    ):
+        cache.truncate(ids[1], 3)
     cache.truncate(ids[1], 4)
-    assert cache.lengths(ids).tolist() == [1, 4] and cache.num_free == 4
+    assert cache.lengths(ids).tolist() == [1, 4] and cache.num_free == 5
     cache.release(ids)
     assert cache.num_free == 6
 

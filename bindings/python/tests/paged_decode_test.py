@@ -199,3 +199,137 @@ def test_a_graph_sees_what_is_written_to_its_buffers():
         other.reserve(others, length)
         expected = run(other, other.page_table(others), other.seqlens(others))
         torch.testing.assert_close(out, expected)
+
+
+def bounds(mask, length):
+    """The keys that a query at the end of `length` keys sees by the mask, from `begin` on, and those in front."""
+    window, chunk, first = mask
+    begin = max(0, length - 1 - window if window >= 0 else 0)
+    return max(begin, (length - 1) // chunk * chunk if chunk else 0), first
+
+
+def mask_of(mask):
+    window, chunk, first = mask
+    parts = tessella.window(window, 0) & tessella.keep_first(first)
+    return parts & tessella.chunk(chunk) if chunk else parts
+
+
+MASKS = [(0, 0, 0), (5, 0, 0), (9, 0, 3), (-1, 8, 0), (-1, 8, 5), (6, 7, 2)]
+KERNELS = [
+    kernel.name
+    for kernel in tessella.kernels()
+    if kernel.operation == "forward" and kernel.device == "cpu" and not kernel.unavailable
+]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_generating_with_a_window_needs_few_pages(mask):
+    caches = [tessella.PagedCache(count, 4, HEADS_KV, DIM, dtype="float32", num_layers=2) for count in (16, 40)]
+    other = caches[0].new_sequence()
+    caches[0].reserve(other, 1)  # page 0, which is not theirs
+    for pools in (caches[0].layer(0), caches[0].layer(1)):
+        for pool in pools:
+            pool[0] = np.nan
+    ids = [cache.new_sequences(2) for cache in caches]
+    for cache, of in zip(caches, ids):
+        cache.reserve(of[1], 3)  # the sequences differ in length by three
+        cache.append(
+            np.ones((1, 3, HEADS_KV, DIM), np.float32),
+            np.ones((1, 3, HEADS_KV, DIM), np.float32),
+            cache.page_table(of[1]),
+            cache.seqlens(of[1]),
+            layer=1,
+        )
+    for _ in range(59):
+        k, v, q = (random(2, 1, heads, DIM) for heads in (HEADS_KV, HEADS_KV, HEADS_Q))
+        outs = []
+        for cache, of in zip(caches, ids):
+            cache.reserve(of, cache.lengths(of) + 1)
+            if cache is caches[0]:
+                before = [bounds(mask, int(length))[0] for length in cache.lengths(of)]
+                cache.evict(of, before, keep_first=bounds(mask, 1)[1])
+            table, seqlens = cache.page_table(of), cache.seqlens(of)
+            cache.append(k, v, table, seqlens, layer=1)
+            outs.append(
+                tessella.attention(q, *cache.layer(1), page_table=table, seqlens_kv=seqlens, mask=mask_of(mask))
+            )
+        np.testing.assert_array_equal(*outs)
+        assert not np.isnan(outs[0]).any()
+        used = caches[0].pages.num_pages - caches[0].num_free
+        # A page of the other sequence; of each the seen keys, and the pages that the first and the last of them share.
+        assert used <= 1 + 2 * (max(mask[:2]) // 4 + 2 + -(-mask[2] // 4))
+    if max(mask[:2]) < 8:
+        assert caches[0].num_free > 4 and caches[1].num_free < 11
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_evicted_pages_change_no_bit(kernel):
+    """The same call with all pages, and with those gone that no query sees; page 0 and what is in no page is NaN."""
+    for trial in range(60):
+        mask = MASKS[trial % len(MASKS)]
+        page_size = int(RNG.choice([1, 3, 4, 16]))
+        num_queries = int(RNG.choice([1, 2, 9]))
+        columns = -(-int(RNG.integers(60, 90)) // page_size)
+        seqlens = RNG.integers(0, columns * page_size + 1, 3).astype(np.int32)
+        leftpad = (seqlens * RNG.random(3) / 3).astype(np.int32) if trial % 3 == 0 else np.zeros(3, np.int32)
+        table = RNG.permutation(np.arange(1, 3 * columns + 1)).reshape(3, columns).astype(np.int32)
+        k, v = (np.full((3 * columns + 1, page_size, HEADS_KV, DIM), np.nan, np.float32) for _ in range(2))
+        k[1:], v[1:] = random(*k[1:].shape), random(*v[1:].shape)
+        q = random(3, num_queries, HEADS_Q, DIM)
+        evicted, gone = table.copy(), [k.copy(), v.copy()]
+        for b in range(3):
+            seen = np.zeros(columns * page_size, bool)
+            for i in range(num_queries):
+                length = int(seqlens[b] - leftpad[b]) - num_queries + 1 + i  # as query i sees the sequence
+                if length > 0:
+                    begin, first = bounds(mask, length)
+                    seen[leftpad[b] + begin : leftpad[b] + length] = True
+                    seen[leftpad[b] : leftpad[b] + min(first, length)] = True
+            hidden = ~seen.reshape(columns, page_size).any(1)
+            evicted[b, hidden] = -1
+            for pool in gone:
+                pool[table[b, hidden]] = np.nan
+        options = {"seqlens_kv": seqlens, "leftpad_kv": leftpad, "mask": mask_of(mask), "kernel": kernel}
+        try:
+            out = tessella.attention(q, k, v, page_table=table, **options)
+        except tessella.Unsupported:
+            continue
+        np.testing.assert_array_equal(tessella.attention(q, *gone, page_table=evicted, **options), out)
+        for b, page in np.argwhere(evicted != -1):
+            wrong = evicted.copy()
+            wrong[b, page] = -1
+            with pytest.raises(
+                tessella.InvalidArgument, match=rf"page_table\[{b}\]\[{page}\] is -1, expected 0 to \d+, "
+            ):
+                tessella.attention(q, *gone, page_table=wrong, **options)
+
+
+def test_entries_that_are_no_pages():
+    k = v = random(4, 4, HEADS_KV, DIM)
+    q = random(1, 1, HEADS_Q, DIM)
+    seqlens = np.array([16], np.int32)
+
+    def attend(table, **options):
+        return tessella.attention(q, k, v, page_table=np.array([table], np.int32), seqlens_kv=seqlens, **options)
+
+    assert not np.isnan(attend([-1, -1, 2, 3], mask=tessella.window(7, 0))).any()
+    for table, mask, name in [
+        (
+            [-1, -1, 2, 3],
+            tessella.window(8, 0),
+            r"page_table\[0\]\[1\] is -1, expected 0 to 3, the pages of k, or -1 for",
+        ),
+        ([-1, -1, 2, 3], tessella.window(7, 0) & tessella.keep_first(1), r"page_table\[0\]\[0\] is -1"),
+        ([-2, -1, 2, 3], tessella.window(7, 0), r"page_table\[0\]\[0\] is -2, expected 0 to 3, the pages of k$"),
+        ([-1, 4, 2, 3], tessella.window(7, 0), r"page_table\[0\]\[1\] is 4, expected 0 to 3, the pages of k$"),
+        ([-1, -1, 2, 3], None, r"page_table\[0\]\[0\] is -1"),
+    ]:
+        with pytest.raises(tessella.InvalidArgument, match=f"^forward: {name}"):
+            attend(table, mask=mask)
+    # A mask of elements hides the page too; it is not looked at.
+    hides = np.arange(16)[None, None, None] >= 8
+    with pytest.raises(tessella.InvalidArgument, match="not masks of elements"):
+        attend([-1, -1, 2, 3], mask=tessella.dense(hides))
+    new = random(1, 1, HEADS_KV, DIM)
+    with pytest.raises(tessella.InvalidArgument, match=r"^append: page_table\[0\]\[3\] is -1, expected 0 to 3"):
+        tessella.append(new, new, k.copy(), v.copy(), seqlens, page_table=np.array([[0, 1, 2, -1]], np.int32))

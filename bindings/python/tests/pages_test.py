@@ -12,24 +12,32 @@ RNG = np.random.default_rng(11)
 
 
 def test_random_walk():
-    pages, pool, rows = tessella.Pages(24, 4), np.full((24, 4), -1), {}
-    num_copies = num_errors = value = 0
+    pages, pool, rows, evicted = tessella.Pages(24, 4), np.full((24, 4), -1), {}, {}
+    num_copies = num_errors = num_evicted = value = 0
     for _ in range(2000):
         ids = [int(id) for id in rows if RNG.random() < 0.5]
-        step = RNG.integers(8)
+        step = RNG.integers(9)
         if step == 0:
-            rows[pages.new_sequence()] = []
+            id = pages.new_sequence()
+            rows[id], evicted[id] = [], 0
         elif step == 1 and ids:
-            rows[pages.fork(ids[0])] = list(rows[ids[0]])
+            id = pages.fork(ids[0])
+            rows[id], evicted[id] = list(rows[ids[0]]), evicted[ids[0]]
         elif step == 2:
             pages.release(ids[:2])
             for id in ids[:2]:
                 del rows[id]
         elif step == 3:
-            lengths = [int(RNG.integers(len(rows[id]) + 1)) for id in ids]
+            lengths = [int(RNG.integers(4 * evicted[id], len(rows[id]) + 1)) for id in ids]
             pages.truncate(ids, lengths)
             for id, length in zip(ids, lengths):
                 del rows[id][length:]
+        elif step == 4:
+            before = [int(RNG.integers(-4, len(rows[id]) + 1)) for id in ids]
+            pages.evict(ids, before)
+            for id, end in zip(ids, before):
+                num_evicted += max(end // 4, evicted[id]) - evicted[id]
+                evicted[id] = max(end // 4, evicted[id])
         else:
             lengths = [len(rows[id]) + int(RNG.integers(9)) for id in ids]
             try:
@@ -47,9 +55,11 @@ def test_random_walk():
                     value += 1
         for id, expected in rows.items():
             table = pages.page_table(id)[0]
-            assert [pool[table[row // 4], row % 4] for row in range(len(expected))] == expected
+            kept = range(4 * evicted[id], len(expected))
+            assert [pool[table[row // 4], row % 4] for row in kept] == [expected[row] for row in kept]
+            assert (table[: evicted[id]] == -1).all()
         assert list(pages.lengths(list(rows))) == [len(expected) for expected in rows.values()]
-    assert num_copies > 20 and num_errors > 20
+    assert num_copies > 20 and num_errors > 20 and num_evicted > 20
     pages.release(list(rows))
     assert pages.num_free == pages.num_pages == 24
 
@@ -73,9 +83,46 @@ def test_what_ids_and_lengths_may_be():
     assert pages.num_free == 20
 
 
+def test_evict():
+    pages = tessella.Pages(num_pages=8, page_size=4)
+    a, b = pages.new_sequences(2)
+    pages.reserve([a, b], [12, 8])
+    pages.evict([a, b], 7)
+    assert pages.page_table([a, b]).tolist() == [[-1, 1, 2], [-1, 4, -1]] and pages.num_free == 5
+    pages.evict(a, np.array([12], np.int32), keep_first=5)
+    assert pages.page_table(a).tolist() == [[-1, 1, -1]]
+    pages.evict([a, b], pages.lengths([a, b]) - 20)
+    assert pages.lengths([a, b]).tolist() == [12, 8] and pages.num_free == 6
+    child = pages.fork(a)
+    pages.evict(a, 12)
+    assert pages.page_table([a, child]).tolist() == [[-1] * 3, [-1, 1, -1]] and pages.num_free == 6
+    pages.release(child)
+    assert pages.num_free == 7
+    assert len(pages.reserve(a, 13)) == 0 and pages.page_table(a)[0, :3].tolist() == [-1] * 3
+    pages.truncate(a, 12)
+    with pytest.raises(tessella.InvalidArgument, match="is 11, expected 12, the end of the evicted pages, to 12, the"):
+        pages.truncate(a, 11)
+    assert pages.lengths(a).tolist() == [12]
+
+
 @pytest.mark.parametrize(
     "call, error, sentence",
     [
+        (lambda p: p.evict(0, 3), tessella.InvalidArgument, "pages_evict: before[0] is 3, expected at most 2, the"),
+        (lambda p: p.evict([0, 9], 0), tessella.InvalidArgument, "pages_evict: ids[1] is 9, expected a sequence"),
+        (lambda p: p.evict([0, 0], 0), tessella.InvalidArgument, "pages_evict: ids has 0 twice, expected each"),
+        (
+            lambda p: p.evict([0], [1, 2]),
+            tessella.InvalidArgument,
+            "pages_evict: before has 2 entries, expected 1, one for each id",
+        ),
+        (lambda p: p.evict(0, 0.5), TypeError, "pages_evict: before is 0.5, expected an integer or a sequence of them"),
+        (
+            lambda p: p.evict(0, 2, keep_first=-1),
+            tessella.InvalidArgument,
+            "pages_evict: keep_first is -1, expected at least 0",
+        ),
+        (lambda p: p.evict(0, 2, keep_first=1.0), TypeError, "pages_evict: keep_first is 1.0, expected an integer"),
         (
             lambda p: tessella.Pages(0, 4),
             tessella.InvalidArgument,

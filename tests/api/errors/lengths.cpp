@@ -32,6 +32,20 @@ const ExpectedError kErrors[] = {
        c.args.page_table = ts::view(g_numbers, ts::i32, {2, 1});
      },
      kInvalid, "page_table[1][0] is 2, expected 0 to 1, the pages of k"},
+    {"page_seen",
+     [](SmallCall& c) {
+       c.args.page_table = ts::view(g_numbers + 4, ts::i32, {2, 1});
+       c.options.mask = ts::Mask::causal();
+     },
+     kInvalid,
+     "page_table[0][0] is -1, expected 0 to 1, the pages of k, or -1 for a page that the band hides from all queries "
+     "(windows, chunks, keep_first, prefixes, lengths; not masks of elements)"},
+    {"page_negative",
+     [](SmallCall& c) {
+       static const int32_t pages[] = {-2, 0};
+       c.args.page_table = ts::view(pages, ts::i32, {2, 1});
+     },
+     kInvalid, "page_table[0][0] is -2, expected 0 to 1, the pages of k"},
     {"pages_packed",
      [](SmallCall& c) {
        c.args.page_table = ts::view(g_numbers, ts::i32, {2, 1});
