@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Host time of small calls of torch on a GPU: tessella.torch.attention beside scaled_dot_product_attention, in turn.
+"""Host time of small calls of torch on a GPU: tessella.torch.attention beside scaled_dot_product_attention, in turn,
+the drop-in flash_attn_func beside tessella.torch.attention, and torch.func.vmap beside one call with a batch.
 
 usage: small_call_torch.py [--rounds 400] [--bursts 30]      microseconds a call, medians, and their ratio
 
@@ -12,12 +13,17 @@ import statistics
 import time
 
 import tessella
+import tessella.dropin
 import tessella.torch
 import torch
 from torch.nn import functional
 
 SHAPE = (1, 128, 8, 64)
 BURST = 200
+
+
+tessella.dropin.install("flash_attn")
+from flash_attn import flash_attn_func  # noqa: E402
 
 
 def ours(q, k, v):
@@ -50,12 +56,16 @@ def forward_and_backward(function):
     return run
 
 
-def vmapped(of_batch):
-    samples = [torch.randn(256, *SHAPE[1:], device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+def dropped_in(q, k, v):
+    return flash_attn_func(q, k, v, causal=True)
+
+
+def vmapped(samples, rows, of_batch):
+    given = [torch.randn(samples, rows, *SHAPE[2:], device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     if of_batch:
-        return lambda: ours(*samples)
+        return lambda: ours(*given)
     one = torch.func.vmap(lambda *sample: ours(*(tensor[None] for tensor in sample))[0])
-    return lambda: one(*samples)
+    return lambda: one(*given)
 
 
 def seconds(run, count):
@@ -74,11 +84,13 @@ def main():
     parser.add_argument("--bursts", type=int, default=30)
     arguments = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {tessella.info().splitlines()[-1]}")
-    print(f"{'':40} {'ours':>8} {'other':>8} {'ratio':>6}")
+    print(f"{'':58} {'ours':>8} {'other':>8} {'ratio':>6}")
     pairs = {
         "forward, SDPA": (forward(ours), forward(sdpa)),
         "forward and backward, SDPA": (forward_and_backward(ours), forward_and_backward(sdpa)),
-        "vmap of 256 samples, a batch of 256": (vmapped(False), vmapped(True)),
+        "flash_attn_func, attention": (forward(dropped_in), forward(ours)),
+        "vmap of 256 samples of 128 rows, a batch": (vmapped(256, 128, False), vmapped(256, 128, True)),
+        "vmap of 32 samples of 4096 rows, a batch": (vmapped(32, 4096, False), vmapped(32, 4096, True)),
     }
     for name, pair in pairs.items():
         for run in pair:
@@ -86,7 +98,7 @@ def main():
         for kind, count, rounds in (("single", 1, arguments.rounds), (f"bursts of {BURST}", BURST, arguments.bursts)):
             times = [[seconds(run, count) for run in pair] for _ in range(rounds)]
             mine, other = (statistics.median(column) * 1e6 for column in zip(*times))
-            print(f"{name + ', ' + kind:40} {mine:8.1f} {other:8.1f} {mine / other:6.2f}", flush=True)
+            print(f"{name + ', ' + kind:58} {mine:8.1f} {other:8.1f} {mine / other:6.2f}", flush=True)
 
 
 if __name__ == "__main__":

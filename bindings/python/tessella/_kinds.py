@@ -215,6 +215,14 @@ class _Jax(Kind):
     def __init__(self) -> None:
         self.numpy: Any = importlib.import_module("jax.numpy")
 
+    def empty(self, name: str, shape: tuple[int, ...], code: int, like: Any) -> Any:
+        if self.is_on_gpu(like):
+            raise Unsupported(
+                f"q is an array of jax on a GPU, where no array of jax is made here, expected one of torch or cupy, which "
+                f"view it by DLPack, or {name} given as one"
+            )
+        return super().empty(name, shape, code, like)
+
     def require_writable(self, name: str) -> None:
         raise InvalidArgument(f"{name} is an array of jax, which are never written, expected one of NumPy")
 

@@ -137,6 +137,8 @@ def test_within_each_other(device):
 
 @pytest.mark.parametrize("options", [{"dropout": 0.5, "seed": 3}, {"first_batch": 1}], ids=["dropout", "slices"])
 def test_what_counts_batches_runs_one_by_one(options, device):
+    if device == "cuda" and "first_batch" in options:
+        pytest.skip("no kernel of a GPU computes slices")
     q, k, v = tensors(INPUTS["batch"], {0, 1, 2}, device)
     with Calls() as calls:
         got = torch.func.vmap(lambda *sample: tessella.torch.attention(*sample, **options))(q, k, v)
