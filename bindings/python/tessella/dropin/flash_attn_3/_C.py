@@ -174,10 +174,12 @@ def bwd(
             options["softcap"] = softcap
         if deterministic:
             options["deterministic"] = True
-        into = [torch.empty_like(tensor) if to is None else to for tensor, to in zip((q, k, v), (dq, dk, dv))]
+        into: list[Any] = [
+            torch.empty_like(tensor) if to is None else to for tensor, to in zip((q, k, v), (dq, dk, dv))
+        ]
         dout = dout if dout.stride(-1) == 1 else dout.contiguous()
         lse = tessella_lse(softmax_lse, True, None, None)
-        attention_backward(q, k, v, out, lse, dout, **dict(zip(("dq", "dk", "dv"), into)), **options)
+        attention_backward(q, k, v, out, lse, dout, dq=into[0], dk=into[1], dv=into[2], **options)
         sums = (dout.float() * out.float()).sum(-1).transpose(-1, -2).contiguous()
         return (sums, *(sums.new_empty(0) for _ in range(4)))
 
