@@ -218,8 +218,8 @@ class _Jax(Kind):
     def empty(self, name: str, shape: tuple[int, ...], code: int, like: Any) -> Any:
         if self.is_on_gpu(like):
             raise Unsupported(
-                f"q is an array of jax on a GPU, where no array of jax is made here, expected one of torch or cupy, which "
-                f"view it by DLPack, or {name} given as one"
+                "q is an array of jax on a GPU, where no array of jax is made here, expected one of torch or cupy, "
+                f"which view it by DLPack, or {name} given as one"
             )
         return super().empty(name, shape, code, like)
 
