@@ -17,7 +17,7 @@ class Options(TypedDict, total=False):
     Arrays lie on the device of q.
 
     mask: "causal", "causal_top_left", "none" or parts joined with &.
-    scale: factor on q . k; None = 1 / sqrt(head_dim_qk).
+    scale: factor on q . k, in the range of float32; None = 1 / sqrt(head_dim_qk).
     softcap: c * tanh(s / c), a float32 number likewise; 0 = off.
     dropout: probability of a zero, in [0, 1), rounded to a multiple of 1 / 65536 between 1 / 65536 and 65535 / 65536,
         or 0; the rest is scaled by one over what that multiple keeps.

@@ -274,6 +274,31 @@ def test_an_expanded_bias_has_a_gradient_of_its_own_size(expanded, device):
     assert whole.grad.shape == whole.shape
 
 
+def test_an_expanded_bias_keeps_gradients_of_its_own(device):
+    """Hooks, and functions of somebody's own between the bias and what it is expanded from."""
+
+    class Reversed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, d_x):
+            return -d_x
+
+    q, k, v = leaves(device=device)
+    small = leaf(1, 4, 1, 7, device=device)
+    call = lambda bias: tessella.torch.attention(q, k, v, bias=bias).sin().sum()  # noqa: E731
+    want = torch.autograd.grad(call(small * 1), small)[0]
+    got = torch.autograd.grad(call(Reversed.apply(small * 1).expand(2, 4, 5, 7)), small)[0]
+    torch.testing.assert_close(got, -want, rtol=1e-4, atol=1e-4)
+    seen = []
+    expanded = (small * 1).expand(2, 4, 5, 7)
+    expanded.register_hook(lambda d_bias: seen.append(d_bias.shape))
+    call(expanded).backward()
+    assert seen == [(2, 4, 5, 7)]
+
+
 def test_memory_has_the_order_of_the_input(device):
     q, k, v = leaves(device=device)
     q_rows = q.transpose(1, 2).contiguous().detach().requires_grad_()  # bhsd in memory

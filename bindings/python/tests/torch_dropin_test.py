@@ -255,6 +255,63 @@ def test_packed_tensors(causal, device):
     torch.testing.assert_close(out, whole, rtol=1e-2, atol=1e-2)
 
 
+def test_packed_tensors_under_transforms(device):
+    torch.manual_seed(1)
+    qkv = torch.randn(2, 9, 3, 4, 16, device=device, requires_grad=True)
+
+    def packed(qkv):
+        return flash().flash_attn_qkvpacked_func(qkv, causal=True).sin().sum()
+
+    def apart(qkv):
+        return flash().flash_attn_func(*qkv.unbind(2), causal=True).sin().sum()
+
+    want = torch.autograd.grad(apart(qkv), qkv)[0]
+    torch.testing.assert_close(torch.autograd.grad(packed(qkv), qkv, create_graph=True)[0], want)
+    torch.testing.assert_close(torch.func.grad(packed)(qkv.detach()), want)
+    kv = torch.randn(2, 9, 2, 4, 16, device=device, requires_grad=True)
+    q = torch.randn(2, 9, 4, 16, device=device, requires_grad=True)
+    call = lambda: flash().flash_attn_kvpacked_func(q, kv).sin().sum()  # noqa: E731
+    for got, want in zip(torch.autograd.grad(call(), (q, kv), create_graph=True), torch.autograd.grad(call(), (q, kv))):
+        torch.testing.assert_close(got, want)
+
+
+def test_compiles_once(device):
+    q, k, v = (tensor.detach() for tensor in inputs(device, 20, 20))
+    traced = []
+
+    def backend(graph, example):
+        traced.append(graph)
+        return graph
+
+    call = torch.compile(lambda q, k, v: flash().flash_attn_func(q, k, v, causal=True), fullgraph=True, backend=backend)
+    for _ in range(12):
+        call(q, k, v)
+    assert len(traced) == 1
+
+
+def test_what_they_refuse_is_refused(device):
+    q, k, v = (tensor.detach() for tensor in inputs(device, 3, 20))
+    cos = torch.ones(4, 8, device=device)
+    for module in (flash(), flash_3()):
+        with pytest.raises(tessella.Unsupported, match="rotary_cos is given without k"):
+            module.flash_attn_with_kvcache(q, k, v, rotary_cos=cos, rotary_sin=cos, cache_seqlens=5)
+    from flash_attn.layers.rotary import apply_rotary_emb
+
+    with pytest.raises(tessella.InvalidArgument, match="^cos has 4 positions, expected at least 5 = seqlen"):
+        apply_rotary_emb(q, cos, cos, seqlen_offsets=2)
+    scale = torch.full((2, 2), 7.0, device=device)  # which is for float8
+    same = flash_3().flash_attn_func(q, k, v, q_descale=scale, k_descale=scale, v_descale=scale)
+    assert torch.equal(same, flash_3().flash_attn_func(q, k, v))
+
+
+def test_a_window_of_all_keys_is_none(device):
+    q, k, v = (tensor.detach() for tensor in inputs(device, 9, 20))
+    slopes = torch.rand(4, device=device)
+    named = {"causal": True, "alibi_slopes": slopes, "return_attn_probs": True}
+    whole, wide = (flash().flash_attn_func(q, k, v, window_size=size, **named) for size in ((-1, -1), (20, 0)))
+    torch.testing.assert_close(wide[1], whole[1])
+
+
 def rotated(x, cos, sin, interleaved, at):
     """(batch, rows, heads, dim) at positions (batch, rows), in float32."""
     cos, sin = (angles[at].float()[:, :, None] for angles in (cos, sin))
@@ -571,6 +628,25 @@ def test_a_real_one_is_never_replaced(tmp_path):
     assert ran.stdout == ("install: flash_attn 2.8.4 is installed, expected none beside the drop-in\nFalse\n"), (
         ran.stderr
     )
+
+
+WITHOUT_METADATA = """
+import sys, pathlib
+folder = pathlib.Path(sys.argv[1])
+(folder / "flash_attn").mkdir()
+(folder / "flash_attn" / "__init__.py").write_text("")
+sys.path.insert(0, str(folder))
+import tessella, tessella.dropin
+try:
+    tessella.dropin.install("flash_attn")
+except tessella.Unsupported as error:
+    print(str(error).split(" at ")[0])
+"""
+
+
+def test_a_copy_without_a_distribution_is_not_replaced(tmp_path):
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_METADATA, str(tmp_path)], capture_output=True, text=True)
+    assert ran.stdout == "install: flash_attn is found\n", ran.stderr
 
 
 def test_report_counts():

@@ -75,6 +75,11 @@ CALLS = calls()
 OPERATORS = torch.ops.tessella
 
 
+def use_count(tensor):
+    """Of the tensor's own implementation, not of its storage."""
+    return tensor._use_count()
+
+
 def result_of(call):
     """What a call gives, or the class and the words of what it raises."""
     try:
@@ -146,6 +151,18 @@ def test_backward(name, sum_of):
         return
     for one, other in zip(got, expected):
         same(one, other)
+
+
+def test_nothing_is_kept_of_a_call_that_is_wrong():
+    """What the dispatcher hands over is owned: a wrong layout stands before every tensor that is given by keyword."""
+    q, k, v = inputs()
+    bias = torch.zeros(9, 13)
+    before = use_count(bias)
+    with torch.inference_mode():
+        for _ in range(5):
+            with pytest.raises(RuntimeError, match="layout is 'xyz'"):
+                OPERATORS.attention.default(q, k, v, bias=bias, layout="xyz")
+    assert use_count(bias) == before
 
 
 def test_every_argument_has_a_place():

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <string_view>
 
 namespace tessella::operators {
@@ -110,16 +111,23 @@ Tensor* Call::own(Tensor* tensor) {
 void Call::run(Value* stack) {
   // Everything is taken first: what stays on the stack after a failure is lost.
   owned_.reserve(16);
+  std::exception_ptr problem;
   for (int32_t idx = 0; idx < of_.num_arguments; ++idx) {
     const Argument& argument = of_.arguments[idx];
-    if (argument.is_optional == 0) {
-      take(argument, stack[idx]);
-    } else if (auto* value = reinterpret_cast<Value*>(stack[idx]); value != nullptr) {
-      const Value inner = *value;
-      delete value;
-      take(argument, inner);
+    Value value = stack[idx];
+    if (argument.is_optional != 0) {
+      auto* boxed = reinterpret_cast<Value*>(value);
+      if (boxed == nullptr) continue;
+      value = *boxed;
+      delete boxed;
+    }
+    try {
+      take(argument, value);
+    } catch (...) {
+      if (problem == nullptr) problem = std::current_exception();
     }
   }
+  if (problem != nullptr) std::rethrow_exception(problem);
   for (int idx = 0; idx < num_given_; ++idx) {
     const auto& [argument, tensor] = given_[idx];
     Tensor* whole = tensor;

@@ -49,6 +49,9 @@ def attend(q: Any, k: Any, v: Any, return_lse: bool, options: dict[str, Any]) ->
         options["return_lse"] = True
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         reason = without_gradients(q, v, options)
+        if reason and torch.compiler.is_compiling():
+            with torch.no_grad():
+                return attention(q, k, v, **options)
         if reason:
             return _ForwardOnly.apply(reason, options, q, k, v)
     return attention(q, k, v, **options)

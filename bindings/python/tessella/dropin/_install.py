@@ -118,6 +118,20 @@ def _require_absent(name: str) -> None:
         if "." in public:
             continue
         module = sys.modules.get(public)
-        is_ours = module is not None and getattr(module, "__name__", "").startswith(__package__)
-        if not is_ours and module is not None and not hasattr(module, "__tessella__"):
-            raise Unsupported(f"install: {public} is imported already, expected none beside the drop-in")
+        if module is not None:
+            is_ours = getattr(module, "__name__", "").startswith(__package__) or hasattr(module, "__tessella__")
+            where = "imported already"
+        else:
+            spec = importlib.util.find_spec(public)
+            is_ours = spec is None or _is_of_a_drop_in(name)
+            where = f"found at {spec.origin}" if spec is not None else ""
+        if not is_ours:
+            raise Unsupported(f"install: {public} is {where}, expected none beside the drop-in")
+
+
+def _is_of_a_drop_in(name: str) -> bool:
+    """Whether the distribution of that name is Tessella's own."""
+    try:
+        return importlib.metadata.version(name).endswith("+tessella")
+    except importlib.metadata.PackageNotFoundError:
+        return False

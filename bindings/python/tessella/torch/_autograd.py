@@ -104,7 +104,7 @@ def _native(kernel: Callable[..., Any], operands: Sequence[Any], named: dict[str
             result = _OPERATORS[kernel](*operands, **named)
     except RuntimeError as error:
         if type(error) is RuntimeError and not _torch_c._len_torch_dispatch_stack():
-            kernel(*operands, **named)  # raises an exception of Tessella with the same sentence
+            return kernel(*operands, **named)  # which raises an exception of Tessella with the same sentence
         raise
     return _written(kernel, operands, result)
 
@@ -203,10 +203,24 @@ def _unexpanded(bias: Any) -> Any:
     """An expanded bias that needs a gradient as its base has it: else that would be as large as the scores."""
     base = bias._base if isinstance(bias, torch.Tensor) and bias.requires_grad and not bias.is_leaf else None
     repeats = [size > 1 and stride == 0 for size, stride in zip(bias.shape, bias.stride())]
-    if base is None or not base.requires_grad or base.dtype is not bias.dtype or bias.retains_grad or not any(repeats):
+    if base is None or not base.requires_grad or base.dtype is not bias.dtype or not any(repeats):
         return bias
+    if bias.retains_grad or bias._backward_hooks:
+        return bias
+    node, of_base = bias.grad_fn, base.grad_fn
+    while node is not of_base and getattr(node, "variable", None) is not base:
+        if node is None or node.name() not in _VIEWS or len(node.next_functions) != 1:
+            return bias  # somebody's own view, whose gradient is his
+        node = node.next_functions[0][0]
     sizes = [1 if is_repeated else size for size, is_repeated in zip(bias.shape, repeats)]
     return base.as_strided(sizes, bias.stride(), bias.storage_offset())
+
+
+# Nodes of views whose gradients as_strided has too.
+_VIEWS = frozenset(
+    f"{name}Backward0"
+    for name in ("Expand", "View", "UnsafeView", "Unsqueeze", "Squeeze", "Slice", "Select", "Transpose")
+)
 
 
 def _require_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named: Mapping[str, Any]) -> None:

@@ -52,9 +52,9 @@ def _options(
     return options
 
 
-def _is_shifted(causal: bool, left: int, right: int) -> bool:
-    """Whether FlashAttention-2 leaves the row's part of ALiBi out of the scores."""
-    return left < 0 and (causal or right == 0)
+def _is_shifted(causal: bool, left: int, right: int, most_keys: int) -> bool:
+    """Whether FlashAttention-2 leaves the row's part of ALiBi out of the scores. A window of all keys is none."""
+    return (left < 0 or left >= most_keys) and (causal or right == 0)
 
 
 def _shift(lse: Any, alibi: Any, is_shifted: bool, rows: int, seqlens_q: Any, seqlens_k: Any) -> Any:
@@ -104,7 +104,7 @@ def fwd(
         if out is not None:
             made = out.copy_(made)
         mask = options.get("mask")
-        shift = _shift(lse, alibi_slopes, _is_shifted(*rule), q.shape[1], q.shape[1], k.shape[1])
+        shift = _shift(lse, alibi_slopes, _is_shifted(*rule, k.shape[1]), q.shape[1], q.shape[1], k.shape[1])
         lse = flash_lse(lse, mask, alibi_slopes, shift)
         probabilities = dropped_probabilities(q, k, options) if return_softmax and p_dropout else q.new_empty(0)
     return [made, lse, probabilities, state]
@@ -149,7 +149,10 @@ def varlen_fwd(
             made = out.copy_(made)
         lengths = _lengths(cu_seqlens_k) if seqused_k is None else seqused_k
         lse = flash_lse(
-            lse, True, alibi_slopes, _packed_shift(lse, alibi_slopes, _is_shifted(*rule), cu_seqlens_q, lengths)
+            lse,
+            True,
+            alibi_slopes,
+            _packed_shift(lse, alibi_slopes, _is_shifted(*rule, max_seqlen_k), cu_seqlens_q, lengths),
         )
         probabilities = q.new_empty(0)
         if return_softmax and p_dropout and block_table is None:
@@ -231,7 +234,7 @@ def bwd(
     if deterministic:
         options["deterministic"] = True
     with torch.no_grad():
-        shift = _shift(softmax_lse, alibi_slopes, _is_shifted(*rule), q.shape[1], q.shape[1], k.shape[1])
+        shift = _shift(softmax_lse, alibi_slopes, _is_shifted(*rule, k.shape[1]), q.shape[1], q.shape[1], k.shape[1])
         lse = tessella_lse(softmax_lse, options.get("mask"), alibi_slopes, shift)
         *made, sums = _gradients((q, k, v), (out, lse), dout, (dq, dk, dv), options)
         return [*made, torch.nn.functional.pad(sums, (0, -sums.shape[-1] % 128))]
@@ -274,7 +277,9 @@ def varlen_bwd(
     if deterministic:
         options["deterministic"] = True
     with torch.no_grad():
-        shift = _packed_shift(softmax_lse, alibi_slopes, _is_shifted(*rule), cu_seqlens_q, _lengths(cu_seqlens_k))
+        shift = _packed_shift(
+            softmax_lse, alibi_slopes, _is_shifted(*rule, max_seqlen_k), cu_seqlens_q, _lengths(cu_seqlens_k)
+        )
         lse = tessella_lse(softmax_lse, True, alibi_slopes, shift)
         *made, sums = _gradients((q, k, v), (out, lse), dout, (dq, dk, dv), options)
         return [*made, torch.nn.functional.pad(sums, (0, 128 * (cu_seqlens_q.shape[0] - 1)))]

@@ -31,6 +31,16 @@ __all__ = [
 
 _by_position: Any = flash_attn_gpu  # whose arguments are given by tuples
 _gradients: Any = attention_backward
+_transforms: Any = torch._C
+
+
+def _longest(k: Any, packed: dict[str, Any] | None) -> int:
+    """Keys that a sequence has room for."""
+    if packed is None:
+        return int(k.shape[1])
+    if "page_table" in packed:
+        return int(packed["page_table"].shape[1] * k.shape[1])
+    return int(packed.get("max_seqlen_kv", k.shape[0]))
 
 
 def _attend(
@@ -67,7 +77,7 @@ def _attend(
     if dropout_p:
         options["seed"] = torch.randint(1 << 62, (1,), dtype=torch.int64, device=q.device)
     out, lse = attend(q, k, v, True, dict(options))
-    is_shifted = flash_attn_gpu._is_shifted(causal, *window_size)
+    is_shifted = flash_attn_gpu._is_shifted(causal, *window_size, _longest(k, packed))
     if packed is None:
         shift = flash_attn_gpu._shift(lse, alibi_slopes, is_shifted, q.shape[1], q.shape[1], k.shape[1])
         lse = flash_lse(lse, mask, alibi_slopes, shift)
@@ -171,9 +181,7 @@ class _Packed(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def forward(ctx: Any, axis: int, options: dict[str, Any], q: Any, packed: Any) -> tuple[Any, Any]:
-        parts = packed.unbind(axis)
-        own: Any = parts if q is None else (q, *parts)
-        out, lse = _tessella.attention(*own, return_lse=True, **options)
+        out, lse = _tessella.attention(*_parts(q, packed, axis), return_lse=True, **options)
         ctx.save_for_backward(q, packed, out, lse)
         ctx.axis, ctx.options = axis, options
         ctx.set_materialize_grads(False)
@@ -182,25 +190,36 @@ class _Packed(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     @staticmethod
     def backward(ctx: Any, d_out: Any, d_lse: Any) -> Any:
         q, packed, out, lse = ctx.saved_tensors
-        parts, d_packed = packed.unbind(ctx.axis), torch.empty_like(packed)
+        if torch.is_grad_enabled():  # create_graph: by the operator, whose own gradient is an error where it is taken
+            made = _tessella.attention(*_parts(q, packed, ctx.axis), return_lse=True, **ctx.options)
+            outs, d_outs = zip(*((one, d_one) for one, d_one in zip(made, (d_out, d_lse)) if d_one is not None))
+            wanted = [tensor for tensor in (q, packed) if tensor is not None]
+            gradients = torch.autograd.grad(outs, wanted, d_outs, create_graph=True)
+            return None, None, None if q is None else gradients[0], gradients[-1]
+        d_packed = torch.empty_like(packed)
         d_parts = d_packed.unbind(ctx.axis)
         dq = None if q is None else torch.empty_like(q)
-        own: Any = parts if q is None else (q, *parts)
+        own = _parts(q, packed, ctx.axis)
         into: Any = dict(zip(("dq", "dk", "dv"), d_parts if q is None else (dq, *d_parts)))
         d_out = torch.zeros_like(out) if d_out is None else d_out if d_out.stride(-1) == 1 else d_out.contiguous()
         _gradients(*own, out, lse, d_out, d_lse=d_lse, **into, **ctx.options)
         return None, None, dq, d_packed
 
 
+def _parts(q: Any, packed: Any, axis: int) -> Any:
+    """q, k and v; q: None where all three are packed."""
+    parts = packed.unbind(axis)
+    return parts if q is None else (q, *parts)
+
+
 def _attend_packed(axis: int, q: Any, packed: Any, rule: tuple[Any, ...], lengths: dict[str, Any] | None = None) -> Any:
     """q: None where all three are packed."""
     dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs = rule
-    parts = packed.unbind(axis)
-    is_plain = not (dropout_p or alibi_slopes is not None or return_attn_probs or torch.compiler.is_compiling())
+    is_traced = torch.compiler.is_compiling() or _transforms._are_functorch_transforms_active()
+    is_plain = not (dropout_p or alibi_slopes is not None or return_attn_probs or is_traced)
     needs = torch.is_grad_enabled() and packed.requires_grad and (q is None or q.requires_grad)
     if not (is_plain and needs and max(packed.shape[-1], 0) <= 256):
-        own: Any = parts if q is None else (q, *parts)
-        return _attend_parts(*own, *rule, lengths)
+        return _attend_parts(*_parts(q, packed, axis), *rule, lengths)
     options = given(scale=softmax_scale, mask=mask_of(causal, *window_size), **(lengths or {}))
     if softcap:
         options["softcap"] = softcap
@@ -324,7 +343,7 @@ def flash_attn_with_kvcache(
         num_splits: a hint, which is not needed here.
         return_softmax_lse: return (out, softmax_lse).
     """
-    rule: Any = (causal, *window_size)
+    rule = (causal, *window_size)
     with torch.no_grad():
         caches = Caches(q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
         q = caches.append(
@@ -336,7 +355,7 @@ def flash_attn_with_kvcache(
         if not return_softmax_lse:
             return attend(q, k_cache, v_cache, False, options)
         out, lse = attend(q, k_cache, v_cache, True, dict(options))
-        is_shifted = flash_attn_gpu._is_shifted(*rule)
+        is_shifted = flash_attn_gpu._is_shifted(causal, *window_size, caches.most())
         shift = flash_attn_gpu._shift(lse, alibi_slopes, is_shifted, q.shape[1], q.shape[1], caches.lengths())
         return out, flash_lse(lse, True, alibi_slopes, shift)
 
@@ -371,6 +390,8 @@ class Caches:
         length before. cu_seqlens: of packed q and of packed new keys.
         """
         if k is None:
+            if rotary[0] is not None:
+                refuse("rotary_cos", "given without k", "both, or neither")
             return q
         if self.before is None:
             refuse("cache_seqlens", "None beside k", "the lengths at which k and v are written")
@@ -413,6 +434,11 @@ class Caches:
             cache_batch_idx=self.batch_idx,
             leftpad_kv=self.leftpad,
         )
+
+    def most(self) -> int:
+        """Keys that a sequence has room for."""
+        pages = 1 if self.page_table is None else self.page_table.shape[1]
+        return int(pages * self.k.shape[1])
 
     def lengths(self) -> Any:
         """Keys of each sequence that count."""

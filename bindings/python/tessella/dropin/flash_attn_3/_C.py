@@ -48,8 +48,11 @@ _METADATA = (
 )
 
 
-def scales(heads: int, q_descale: Any, k_descale: Any, v_descale: Any) -> dict[str, Any]:
-    """Factors (batch, heads_k), as (batch, 1, heads_k); those of q, which has so many heads, are of its KV heads."""
+def scales(q: Any, q_descale: Any, k_descale: Any, v_descale: Any) -> dict[str, Any]:
+    """Factors (batch, heads_k), as (batch, 1, heads_k), those of q of its KV heads; of float8 alone, as there."""
+    if q.dtype.itemsize != 1:
+        return {}
+    heads = q.shape[-2]
     if q_descale is not None and q_descale.shape[1] != heads:
         q_descale = q_descale.repeat_interleave(heads // q_descale.shape[1], 1)
     named = {"q_scale": q_descale, "k_scale": k_descale, "v_scale": v_descale}
@@ -118,6 +121,8 @@ def fwd(
             q = caches.append(k_new, v_new, q, turns, is_rotary_interleaved, moves, seqlens_rotary, packed)
             options.update(caches.options())
         else:
+            if rotary_cos is not None:
+                refuse("rotary_cos", "given without k_new", "both, or neither")
             options.update(given(cu_seqlens_kv=cu_seqlens_k, seqlens_kv=seqused_k))
         options.update(given(cu_seqlens_q=cu_seqlens_q, seqlens_q=seqused_q))
         options.update(given(max_seqlen_q=max_seqlen_q))
@@ -128,7 +133,7 @@ def fwd(
             q, k = with_latent(q, q_v, k, v)
         options["scale"] = head_dim**-0.5 if softmax_scale is None else softmax_scale
         mask = mask_of(is_causal, window_size_left, window_size_right, attention_chunk)
-        options.update(given(mask=mask), **scales(q.shape[-2], q_descale, k_descale, v_descale))
+        options.update(given(mask=mask), **scales(q, q_descale, k_descale, v_descale))
         if softcap:
             options["softcap"] = softcap
         if sm_margin > 0 and q.is_cuda:

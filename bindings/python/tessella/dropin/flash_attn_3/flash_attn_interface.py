@@ -59,7 +59,7 @@ def _attend(
         options["deterministic"] = True
     if sm_margin > 0 and q.is_cuda:
         options["num_sms"] = max(1, torch.cuda.get_device_properties(q.device).multi_processor_count - sm_margin)
-    options.update(flash_attn_3_gpu.scales(q.shape[-2], *descales))
+    options.update(flash_attn_3_gpu.scales(q, *descales))
     made = attend(q, k, v, return_attn_probs, options)
     return (made[0], flash_lse(made[1], mask if packed is None else True, None, None)) if return_attn_probs else made
 

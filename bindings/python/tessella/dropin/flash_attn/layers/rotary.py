@@ -6,6 +6,7 @@ from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
+from ...._errors import InvalidArgument
 from ..._report import counted
 
 
@@ -27,9 +28,15 @@ def apply_rotary_emb(
         cos, sin: (positions, rotary_dim / 2).
         interleaved: columns 2j and 2j + 1 turn together; else j and j + rotary_dim / 2.
         inplace: write to x, and return it.
-        seqlen_offsets: a number or (batch) integers, the position of a sequence's first row.
+        seqlen_offsets: a number or (batch) integers, the position of a sequence's first row; positions beyond cos that
+            a tensor leads to have its last angles.
     """
     rotary_dim = 2 * cos.shape[-1]
+    rows = x.shape[1] if cu_seqlens is None else max_seqlen
+    if isinstance(seqlen_offsets, int) and rows is not None and rows + seqlen_offsets > cos.shape[0]:
+        raise InvalidArgument(
+            f"cos has {cos.shape[0]} positions, expected at least {rows + seqlen_offsets} = seqlen + seqlen_offsets"
+        )
     at = _positions(x, seqlen_offsets, cu_seqlens).clamp(min=0, max=max(cos.shape[0] - 1, 0))
     real = torch.float64 if x.dtype is torch.float64 else torch.float32
     cos, sin = (angles[at].to(real).unsqueeze(-2) for angles in (cos, sin))
