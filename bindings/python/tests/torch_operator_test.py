@@ -95,6 +95,13 @@ def test_every_field_passes_through(operator, qkv, monkeypatch):
     assert sorted(seen) == sorted(arrays) and len(mod_args) == 2
 
 
+def test_a_new_torch_has_the_operators_in_cpp():
+    """Tests of the C++ kernels skip where they are not loaded: here that is a failure."""
+    if tuple(int(number) for number in torch.__version__.split(".")[:2]) < (2, 10):
+        pytest.skip("the stable ABI begins with torch 2.10")
+    assert tessella.info().splitlines()[-1] == "torch operators: in C++"
+
+
 def test_every_field_is_in_one_of_the_schemas():
     from tessella._options import SCHEMAS
     from tessella.torch import _schema

@@ -6,9 +6,11 @@ from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
+from .._backward import attention_backward
 from .._errors import Unsupported
 from .._mask import Mask, chunk, window
 from ..torch import attention
+from ..torch._autograd import MAX_HEAD_DIMS
 
 
 def mask_of(causal: bool, left: int, right: int, attention_chunk: int = 0) -> Mask | str | None:
@@ -28,6 +30,24 @@ def mask_of(causal: bool, left: int, right: int, attention_chunk: int = 0) -> Ma
 def given(**options: Any) -> dict[str, Any]:
     """Options without those that are absent."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def rule_of(
+    scale: float | None, mask: Mask | str | None, softcap: float, alibi_slopes: Any = None, deterministic: bool = False
+) -> dict[str, Any]:
+    """What all calls have, without what is absent."""
+    options: dict[str, Any] = {}
+    if scale is not None:
+        options["scale"] = scale
+    if mask is not None:
+        options["mask"] = mask
+    if softcap:
+        options["softcap"] = softcap
+    if alibi_slopes is not None:
+        options["alibi_slopes"] = alibi_slopes
+    if deterministic:
+        options["deterministic"] = True
+    return options
 
 
 class _ForwardOnly(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
@@ -65,61 +85,24 @@ def without_gradients(q: Any, v: Any, options: dict[str, Any]) -> str:
         return "keys in slots of a cache have no gradients"
     if v.dtype.itemsize == 1:
         return "8-bit keys and values have no gradients"
-    if max(q.shape[-1], v.shape[-1]) > 256:
-        return f"head_dim {max(q.shape[-1], v.shape[-1])} has no gradients, which end at 256"
+    head_dim, most = max(q.shape[-1], v.shape[-1]), MAX_HEAD_DIMS[q.device.type]
+    if head_dim > most and q.dtype is not torch.float64:
+        return f"head_dim {head_dim} has no gradients on {q.device.type}, which end at {most}"
     return ""
 
 
-def positions_of_rows(rows: int, seqlens_q: Any, seqlens_k: Any, device: Any) -> Any:
-    """(batch or 1, rows): the key that each query stands at."""
-    row = torch.arange(rows, device=device)
-    if isinstance(seqlens_k, torch.Tensor):
-        return row + (seqlens_k - seqlens_q)[:, None]
-    return (row + (seqlens_k - seqlens_q))[None]
-
-
-def flash_lse(lse: Any, mask: Any, alibi: Any, shift: Any) -> Any:
-    """The LSE as FlashAttention-2 has it: +inf for rows without keys, and with causal ALiBi without the row's part.
-
-    shift: slopes times positions, of lse's shape, or None.
-    """
-    if shift is not None:
-        lse = lse + shift
-    return lse.masked_fill(lse == -torch.inf, torch.inf) if mask is not None or alibi is not None else lse
-
-
-def tessella_lse(lse: Any, mask: Any, alibi: Any, shift: Any) -> Any:
-    """The way back."""
-    if mask is not None or alibi is not None:
-        lse = lse.masked_fill(lse == torch.inf, -torch.inf)
-    return lse if shift is None else lse - shift
-
-
-def dropped_probabilities(q: Any, k: Any, options: dict[str, Any]) -> Any:
-    """S_dmask, (batch, heads, seqlen_q, seqlen_k), both lengths rounded up to 128: exp(score - its row's greatest),
-    negative where dropout takes an entry away.
-
-    Columns of the identity stand as values, so that what is dropped is the kernels' own choice.
-    """
-    plain = {name: value for name, value in options.items() if name not in ("dropout", "seed", "offset", "return_lse")}
-    rows, keys = (-(-tensor.shape[1] // 128) * 128 for tensor in (q, k))
-    made = q.new_zeros(q.shape[0], q.shape[2], rows, keys)
-    with torch.no_grad():
-        for first in range(0, k.shape[1], 128):
-            width = min(128, k.shape[1] - first)
-            idx = torch.arange(width, device=k.device)
-            columns = k.new_zeros(*k.shape[:3], width)
-            columns[:, first + idx, :, idx] = 1
-            weights = attention(q, k, columns, **plain)
-            kept = attention(q, k, columns, **{**options, "return_lse": False}) > 0
-            signed = torch.where(kept, weights, -weights).transpose(1, 2)
-            made[:, :, : q.shape[1], first : first + width] = signed
-        greatest = made.abs().amax(-1, keepdim=True)
-        return made / greatest.masked_fill(greatest == 0, 1)
-
-
-def padded(rows: Any, cu_seqlens: Any, longest: int) -> Any:
-    """(batch, longest, heads, head_dim) of packed rows."""
-    starts, ends = cu_seqlens[:-1, None], cu_seqlens[1:, None]
-    idx = starts + torch.arange(longest, device=rows.device)
-    return rows[idx.clamp(max=max(rows.shape[0] - 1, 0))] * (idx < ends)[..., None, None]
+def gradients(
+    inputs: tuple[Any, Any, Any],
+    outputs: tuple[Any, Any],
+    dout: Any,
+    into: tuple[Any, Any, Any],
+    options: dict[str, Any],
+) -> list[Any]:
+    """dq, dk, dv, made where they are not given, and the sum of dout times out of each row, (..., heads, rows)."""
+    q, k, v = inputs
+    made = [torch.empty_like(tensor) if to is None else to for tensor, to in zip(inputs, into)]
+    out, lse = outputs
+    dout = dout if dout.stride(-1) == 1 else dout.contiguous()
+    dq, dk, dv = made
+    attention_backward(q, k, v, out, lse, dout, dq=dq, dk=dk, dv=dv, **options)
+    return [*made, (dout.float() * out.float()).sum(-1).transpose(-1, -2)]

@@ -42,7 +42,7 @@ _FREE = frozenset(
     ("layout", "causal_top_left", "window_left", "window_right", "chunk", "keep_first", "scale", "softcap")
 )
 _WITHOUT = "for the forward alone expected .detach() of each tensor that requires grad, or a call under torch.no_grad()"
-_MAX_HEAD_DIMS = {"cpu": 512, "cuda": 256}  # of the kernels of gradients but that of float64; forwards go further
+MAX_HEAD_DIMS = {"cpu": 512, "cuda": 256}  # of the kernels of gradients but that of float64; forwards go further
 
 
 def _needs_gradient(arguments: Iterable[Any]) -> bool:
@@ -104,7 +104,7 @@ def _native(kernel: Callable[..., Any], operands: Sequence[Any], named: dict[str
             result = _OPERATORS[kernel](*operands, **named)
     except RuntimeError as error:
         if type(error) is RuntimeError and not _torch_c._len_torch_dispatch_stack():
-            return kernel(*operands, **named)  # which raises an exception of Tessella with the same sentence
+            return kernel(*operands, **named)  # says it as an exception of Tessella, or has the memory that lacked
         raise
     return _written(kernel, operands, result)
 
@@ -236,7 +236,7 @@ def _require_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named:
     if v.dtype.itemsize == 1:
         raise Unsupported(f"forward: a tensor requires grad, and quantised caches have no gradients; {_WITHOUT}")
     head_dim = max(q.shape[-1], v.shape[-1])
-    most = _MAX_HEAD_DIMS.get(q.device.type, head_dim)
+    most = MAX_HEAD_DIMS.get(q.device.type, head_dim)
     if head_dim > most and q.dtype is not torch.float64:
         raise Unsupported(
             f"forward: a tensor requires grad, and no kernel computes gradients of head_dim {head_dim} on "

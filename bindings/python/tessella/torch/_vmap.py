@@ -16,6 +16,7 @@ from torch._functorch.pyfunctorch import (  # type: ignore[import-not-found, unu
 )
 
 from .. import _declarations as d
+from .._backward_call import BITS, GRADIENTS
 from . import _operator
 
 _torch_c: Any = torch._C
@@ -30,7 +31,7 @@ _FOLDED = frozenset((*_OF_SCORES, *_OF_SEQUENCES, *_OF_ROWS, *_OF_HEADS))
 # Options that count batches or heads.
 _COUNTING = ("dropout", "score_mod", "mask_mod", "first_batch", "first_head", "first_query", "first_key")
 
-_BITS = {"bias": d.D_BIAS, "alibi_slopes": d.D_ALIBI_SLOPES, "sink": d.D_SINK}
+_BITS = {of: BITS[name] for name, of in GRADIENTS.items()}  # of each input's gradient
 
 
 class _Mapped(NamedTuple):
@@ -168,8 +169,8 @@ def _backward(
         folded.insert(1, None)
     made = _default(kernel)(*folded, **{**named, **given})
     of_samples = []
-    for name, gradient in zip(("q", "k", "v", "bias", "sink", "alibi_slopes"), made):
-        if not wanted & {"q": d.DQ, "k": d.DK, "v": d.DV, **_BITS}[name]:
+    for name, gradient in zip(GRADIENTS.values(), made):
+        if not wanted & _BITS[name]:
             of_samples.append(gradient.new_empty(fold.num_samples, 0))
         elif name in operands:
             of_samples.append(fold.of_rows(gradient))

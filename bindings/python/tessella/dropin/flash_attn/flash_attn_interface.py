@@ -12,12 +12,25 @@ from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from ... import torch as _tessella
 from ..._backward import attention_backward
-from .._calls import attend, dropped_probabilities, flash_lse, given, mask_of, padded
-from .._report import counted, refuse
+from ...torch import attention
+from ...torch._seed import drawn
+from .._caches import Caches
+from .._calls import attend, mask_of, rule_of, without_gradients
+from .._lse import flash_lse
+from .._probabilities import dropped_probabilities
+from .._report import counted
 from . import flash_attn_2_cuda as flash_attn_gpu
-from .layers.rotary import apply_rotary_emb
+from ._operators import (  # noqa: F401  (which others import from here)
+    _flash_attn_backward,
+    _flash_attn_forward,
+    _flash_attn_varlen_backward,
+    _flash_attn_varlen_forward,
+    _wrapped_flash_attn_backward,
+    _wrapped_flash_attn_forward,
+    _wrapped_flash_attn_varlen_backward,
+    _wrapped_flash_attn_varlen_forward,
+)
 
 __all__ = [
     "flash_attn_func",
@@ -29,18 +42,8 @@ __all__ = [
     "flash_attn_with_kvcache",
 ]
 
-_by_position: Any = flash_attn_gpu  # whose arguments are given by tuples
 _gradients: Any = attention_backward
 _transforms: Any = torch._C
-
-
-def _longest(k: Any, packed: dict[str, Any] | None) -> int:
-    """Keys that a sequence has room for."""
-    if packed is None:
-        return int(k.shape[1])
-    if "page_table" in packed:
-        return int(packed["page_table"].shape[1] * k.shape[1])
-    return int(packed.get("max_seqlen_kv", k.shape[0]))
 
 
 def _attend(
@@ -58,45 +61,17 @@ def _attend(
     packed: dict[str, Any] | None = None,
 ) -> Any:
     """out, or (out, softmax_lse, S_dmask)"""
-    options: dict[str, Any] = {} if packed is None else packed
-    mask = mask_of(causal, *window_size)
-    if mask is not None:
-        options["mask"] = mask
-    if softmax_scale is not None:
-        options["scale"] = softmax_scale
-    if softcap:
-        options["softcap"] = softcap
-    if alibi_slopes is not None:
-        options["alibi_slopes"] = alibi_slopes
-    if deterministic:
-        options["deterministic"] = True
+    options = rule_of(softmax_scale, mask_of(causal, *window_size), softcap, alibi_slopes, deterministic)
+    if packed is not None:
+        options.update(packed)
     if dropout_p:
         options["dropout"] = dropout_p
     if not return_attn_probs:
         return attend(q, k, v, False, options)
     if dropout_p:
-        options["seed"] = torch.randint(1 << 62, (1,), dtype=torch.int64, device=q.device)
+        options["seed"] = drawn(q)
     out, lse = attend(q, k, v, True, dict(options))
-    is_shifted = flash_attn_gpu._is_shifted(causal, *window_size, _longest(k, packed))
-    if packed is None:
-        shift = flash_attn_gpu._shift(lse, alibi_slopes, is_shifted, q.shape[1], q.shape[1], k.shape[1])
-        lse = flash_lse(lse, mask, alibi_slopes, shift)
-        return out, lse, dropped_probabilities(q, k, options) if dropout_p else None
-    cu_seqlens_q = options["cu_seqlens_q"]
-    lengths = options.get("seqlens_kv")
-    lengths = flash_attn_gpu._lengths(options["cu_seqlens_kv"]) if lengths is None else lengths
-    lse = flash_lse(
-        lse, True, alibi_slopes, flash_attn_gpu._packed_shift(lse, alibi_slopes, is_shifted, cu_seqlens_q, lengths)
-    )
-    if not dropout_p or "page_table" in options:
-        return out, lse, None
-    dense = {name: value for name, value in options.items() if not name.startswith(("cu_", "max_"))}
-    dense.update(seqlens_q=flash_attn_gpu._lengths(cu_seqlens_q), seqlens_kv=lengths)
-    rows = (
-        padded(q, cu_seqlens_q, options["max_seqlen_q"]),
-        padded(k, options["cu_seqlens_kv"], options["max_seqlen_kv"]),
-    )
-    return out, lse, dropped_probabilities(*rows, dense)
+    return out, flash_lse(lse, q, k, options, (causal, *window_size)), dropped_probabilities(q, k, options)
 
 
 USE_TRITON_ROCM = False
@@ -181,7 +156,7 @@ class _Packed(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def forward(ctx: Any, axis: int, options: dict[str, Any], q: Any, packed: Any) -> tuple[Any, Any]:
-        out, lse = _tessella.attention(*_parts(q, packed, axis), return_lse=True, **options)
+        out, lse = attention(*_parts(q, packed, axis), return_lse=True, **options)
         ctx.save_for_backward(q, packed, out, lse)
         ctx.axis, ctx.options = axis, options
         ctx.set_materialize_grads(False)
@@ -191,7 +166,7 @@ class _Packed(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     def backward(ctx: Any, d_out: Any, d_lse: Any) -> Any:
         q, packed, out, lse = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph: by the operator, whose own gradient is an error where it is taken
-            made = _tessella.attention(*_parts(q, packed, ctx.axis), return_lse=True, **ctx.options)
+            made = attention(*_parts(q, packed, ctx.axis), return_lse=True, **ctx.options)
             outs, d_outs = zip(*((one, d_one) for one, d_one in zip(made, (d_out, d_lse)) if d_one is not None))
             wanted = [tensor for tensor in (q, packed) if tensor is not None]
             gradients = torch.autograd.grad(outs, wanted, d_outs, create_graph=True)
@@ -218,13 +193,10 @@ def _attend_packed(axis: int, q: Any, packed: Any, rule: tuple[Any, ...], length
     is_traced = torch.compiler.is_compiling() or _transforms._are_functorch_transforms_active()
     is_plain = not (dropout_p or alibi_slopes is not None or return_attn_probs or is_traced)
     needs = torch.is_grad_enabled() and packed.requires_grad and (q is None or q.requires_grad)
-    if not (is_plain and needs and max(packed.shape[-1], 0) <= 256):
+    if not (is_plain and needs) or without_gradients(packed, packed, {}):
         return _attend_parts(*_parts(q, packed, axis), *rule, lengths)
-    options = given(scale=softmax_scale, mask=mask_of(causal, *window_size), **(lengths or {}))
-    if softcap:
-        options["softcap"] = softcap
-    if deterministic:
-        options["deterministic"] = True
+    options = rule_of(softmax_scale, mask_of(causal, *window_size), softcap, None, deterministic)
+    options.update(lengths or {})
     return _Packed.apply(axis, options, q, packed)[0]
 
 
@@ -346,321 +318,11 @@ def flash_attn_with_kvcache(
     rule = (causal, *window_size)
     with torch.no_grad():
         caches = Caches(q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
-        q = caches.append(
-            k, v, q, (rotary_cos, rotary_sin), rotary_interleaved, any(width >= 0 for width in rule[1:]) or causal
-        )
-        options = given(scale=softmax_scale, mask=mask_of(*rule), alibi_slopes=alibi_slopes, **caches.options())
-        if softcap:
-            options["softcap"] = softcap
+        moves = causal or max(window_size) >= 0
+        q = caches.append(k, v, q, (rotary_cos, rotary_sin), rotary_interleaved, moves)
+        options = rule_of(softmax_scale, mask_of(*rule), softcap, alibi_slopes)
+        options.update(caches.options())
         if not return_softmax_lse:
             return attend(q, k_cache, v_cache, False, options)
         out, lse = attend(q, k_cache, v_cache, True, dict(options))
-        is_shifted = flash_attn_gpu._is_shifted(causal, *window_size, caches.most())
-        shift = flash_attn_gpu._shift(lse, alibi_slopes, is_shifted, q.shape[1], q.shape[1], caches.lengths())
-        return out, flash_lse(lse, True, alibi_slopes, shift)
-
-
-class Caches:
-    """A cache of keys and values with its lengths, before and after new rows."""
-
-    def __init__(
-        self, q: Any, k_cache: Any, v_cache: Any, seqlens: Any, batch_idx: Any, leftpad: Any, page_table: Any
-    ) -> None:
-        if isinstance(seqlens, int):
-            seqlens = torch.full((q.shape[0],), seqlens, dtype=torch.int32, device=q.device)
-        if page_table is not None and batch_idx is not None:
-            page_table, batch_idx = page_table.index_select(0, batch_idx), None
-        self.k, self.v, self.before, self.seqlens = k_cache, v_cache, seqlens, seqlens
-        self.batch_idx, self.leftpad, self.page_table = batch_idx, leftpad, page_table
-
-    def append(
-        self,
-        k: Any,
-        v: Any,
-        q: Any,
-        rotary: tuple[Any, Any],
-        interleaved: bool,
-        moves: bool,
-        rotary_seqlens: Any = None,
-        cu_seqlens: tuple[Any, Any] = (None, None),
-    ) -> Any:
-        """q, rotated where that is asked for, after k and v are written.
-
-        moves: rows of q stand at positions of their own. rotary_seqlens: the position of the first new row; None = the
-        length before. cu_seqlens: of packed q and of packed new keys.
-        """
-        if k is None:
-            if rotary[0] is not None:
-                refuse("rotary_cos", "given without k", "both, or neither")
-            return q
-        if self.before is None:
-            refuse("cache_seqlens", "None beside k", "the lengths at which k and v are written")
-        cu_seqlens_q, cu_seqlens_new = cu_seqlens
-        new = k.shape[1] if cu_seqlens_new is None else cu_seqlens_new[1:] - cu_seqlens_new[:-1]
-        self.seqlens = self.before + new
-        named = given(page_table=self.page_table, cache_batch_idx=self.batch_idx, leftpad_kv=self.leftpad)
-        named.update(given(cu_seqlens_new=cu_seqlens_new))
-        if rotary[0] is not None:
-            first = self.before if rotary_seqlens is None else rotary_seqlens
-            named.update(rotary=rotary, rotary_interleaved=interleaved)
-            offsets = None if rotary_seqlens is None else rotary_seqlens - self.before
-            if self.leftpad is not None:
-                offsets = self.leftpad if offsets is None else offsets + self.leftpad
-            named.update(given(rotary_offsets=offsets))
-            is_packed = cu_seqlens_q is not None or cu_seqlens_new is not None
-            if not is_packed and q.shape[1] == k.shape[1] and (moves or q.shape[1] == 1):
-                named["q"] = q
-            elif cu_seqlens_q is not None:
-                q = self._turned_packed(q, rotary, interleaved, moves, first, cu_seqlens_q)
-            else:
-                rows = q if moves else q.flatten(1, 2)[:, None]  # all of them at one position
-                q = apply_rotary_emb(rows, *rotary, interleaved=interleaved, seqlen_offsets=first).reshape(q.shape)
-        turned = _tessella.append(k, v, self.k, self.v, self.seqlens, **named)
-        return q if turned is None else turned
-
-    @staticmethod
-    def _turned_packed(q: Any, rotary: tuple[Any, Any], interleaved: bool, moves: bool, first: Any, cu: Any) -> Any:
-        if moves:
-            return apply_rotary_emb(q, *rotary, interleaved=interleaved, seqlen_offsets=first, cu_seqlens=cu)
-        row = torch.arange(q.shape[0], device=q.device, dtype=cu.dtype)
-        sequence = torch.searchsorted(cu[1:].contiguous(), row, right=True).clamp(max=cu.shape[0] - 2)
-        return apply_rotary_emb(q[:, None], *rotary, interleaved=interleaved, seqlen_offsets=first[sequence])[:, 0]
-
-    def options(self) -> dict[str, Any]:
-        """Of the attention that follows."""
-        return given(
-            seqlens_kv=self.seqlens,
-            page_table=self.page_table,
-            cache_batch_idx=self.batch_idx,
-            leftpad_kv=self.leftpad,
-        )
-
-    def most(self) -> int:
-        """Keys that a sequence has room for."""
-        pages = 1 if self.page_table is None else self.page_table.shape[1]
-        return int(pages * self.k.shape[1])
-
-    def lengths(self) -> Any:
-        """Keys of each sequence that count."""
-        lengths = self.k.shape[1] if self.seqlens is None else self.seqlens
-        return lengths if self.leftpad is None else lengths - self.leftpad
-
-
-def _flash_attn_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    return_softmax: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """out, softmax_lse, S_dmask, rng_state; without gradients."""
-    rule: Any = (dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, return_softmax)
-    out, lse, probabilities, state = _by_position.fwd(q, k, v, None, alibi_slopes, *rule)
-    return out, lse, probabilities, state
-
-
-def _flash_attn_varlen_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    return_softmax: bool = False,
-    block_table: torch.Tensor | None = None,
-    leftpad_k: torch.Tensor | None = None,
-    seqused_k: torch.Tensor | None = None,
-    zero_tensors: bool = False,
-    num_splits: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """out, softmax_lse, S_dmask, rng_state; without gradients."""
-    lengths: Any = (
-        cu_seqlens_q,
-        cu_seqlens_k,
-        seqused_k,
-        leftpad_k,
-        block_table,
-        alibi_slopes,
-        max_seqlen_q,
-        max_seqlen_k,
-    )
-    rule: Any = (
-        dropout_p,
-        softmax_scale,
-        zero_tensors,
-        causal,
-        window_size_left,
-        window_size_right,
-        softcap,
-        return_softmax,
-    )
-    out, lse, probabilities, state = _by_position.varlen_fwd(q, k, v, None, *lengths, *rule)
-    return out, lse, probabilities, state
-
-
-def _flash_attn_backward(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    softmax_lse: torch.Tensor,
-    dq: torch.Tensor | None,
-    dk: torch.Tensor | None,
-    dv: torch.Tensor | None,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    deterministic: bool,
-    rng_state: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Writes dq, dk and dv; softmax_d."""
-    rule: Any = (
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size_left,
-        window_size_right,
-        softcap,
-        deterministic,
-        None,
-        rng_state,
-    )
-    sums: torch.Tensor = _by_position.bwd(dout, q, k, v, out, softmax_lse, dq, dk, dv, alibi_slopes, *rule)[3]
-    return sums
-
-
-def _flash_attn_varlen_backward(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    softmax_lse: torch.Tensor,
-    dq: torch.Tensor | None,
-    dk: torch.Tensor | None,
-    dv: torch.Tensor | None,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    deterministic: bool,
-    rng_state: torch.Tensor | None = None,
-    zero_tensors: bool = False,
-) -> torch.Tensor:
-    """Writes dq, dk and dv; softmax_d."""
-    lengths: Any = (cu_seqlens_q, cu_seqlens_k, alibi_slopes, max_seqlen_q, max_seqlen_k)
-    rule: Any = (
-        dropout_p,
-        softmax_scale,
-        zero_tensors,
-        causal,
-        window_size_left,
-        window_size_right,
-        softcap,
-        deterministic,
-    )
-    tensors: Any = (dout, q, k, v, out, softmax_lse, dq, dk, dv)
-    sums: torch.Tensor = _by_position.varlen_bwd(*tensors, *lengths, *rule, None, rng_state)[3]
-    return sums
-
-
-def _fake_outputs(q: Any, v: Any, lse_shape: tuple[Any, ...]) -> tuple[Any, Any, Any, Any]:
-    out, lse = q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(lse_shape, dtype=torch.float32)
-    return out, lse, q.new_empty(0), q.new_empty(2, dtype=torch.int64)
-
-
-def _fake_forward(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
-    return _fake_outputs(q, v, (q.shape[0], q.shape[2], q.shape[1]))
-
-
-def _fake_varlen_forward(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
-    return _fake_outputs(q, v, (q.shape[1], q.shape[0]))
-
-
-def _fake_backward(dout: Any, q: Any, *_: Any, **__: Any) -> Any:
-    return q.new_empty((q.shape[0], q.shape[2], -(-q.shape[1] // 128) * 128), dtype=torch.float32)
-
-
-def _fake_varlen_backward(*arguments: Any, **_: Any) -> Any:
-    q, cu_seqlens_q = arguments[1], arguments[9]
-    return q.new_empty((q.shape[1], q.shape[0] + 128 * (cu_seqlens_q.shape[0] - 1)), dtype=torch.float32)
-
-
-# What ring-attention, diffusers and Megatron import: the same as operators, which torch.compile sees whole.
-_torch_library: Any = torch.library  # whose functions have no types
-
-
-_RULE = (
-    "float dropout_p, float softmax_scale, bool causal, SymInt window_size_left, SymInt window_size_right, "
-    "float softcap"
-)
-_OUTPUTS = "(Tensor, Tensor, Tensor, Tensor)"
-_LENGTHS = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k"
-_BACKWARD = (
-    "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, Tensor(a!)? dq, Tensor(b!)? dk, "
-    "Tensor(c!)? dv"
-)
-_VARLEN_RULE = _RULE.replace("_left", "_left=-1").replace("_right", "_right=-1").replace("softcap", "softcap=0.0")
-
-
-def _as_operator(function: Any, fake: Any, schema: str, mutated: tuple[str, ...]) -> Any:
-    name = f"flash_attn::{function.__name__}"
-    made = _torch_library.custom_op(name, function, mutates_args=mutated, schema=schema)
-    made.register_fake(fake)
-    return made
-
-
-_INTO = ("dq", "dk", "dv")
-_wrapped_flash_attn_forward = _as_operator(
-    _flash_attn_forward,
-    _fake_forward,
-    f"(Tensor q, Tensor k, Tensor v, {_RULE}, Tensor? alibi_slopes, bool return_softmax) -> {_OUTPUTS}",
-    (),
-)
-_wrapped_flash_attn_varlen_forward = _as_operator(
-    _flash_attn_varlen_forward,
-    _fake_varlen_forward,
-    f"(Tensor q, Tensor k, Tensor v, {_LENGTHS}, {_VARLEN_RULE}, Tensor? alibi_slopes=None, bool return_softmax=False, "
-    "Tensor? block_table=None, Tensor? leftpad_k=None, Tensor? seqused_k=None, bool zero_tensors=False, SymInt "
-    f"num_splits=0) -> {_OUTPUTS}",
-    (),
-)
-_wrapped_flash_attn_backward = _as_operator(
-    _flash_attn_backward,
-    _fake_backward,
-    f"({_BACKWARD}, {_RULE}, Tensor? alibi_slopes, bool deterministic, Tensor? rng_state=None) -> Tensor",
-    _INTO,
-)
-_wrapped_flash_attn_varlen_backward = _as_operator(
-    _flash_attn_varlen_backward,
-    _fake_varlen_backward,
-    f"({_BACKWARD}, {_LENGTHS}, {_RULE}, Tensor? alibi_slopes, bool deterministic, Tensor? rng_state=None, bool "
-    "zero_tensors=False) -> Tensor",
-    _INTO,
-)
+        return out, flash_lse(lse, q, k_cache, options, rule)

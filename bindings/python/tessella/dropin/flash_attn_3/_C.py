@@ -11,10 +11,10 @@ from typing import Any
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from ... import torch as _tessella
-from ..._backward import attention_backward
-from .._calls import attend, flash_lse, given, mask_of, tessella_lse
+from .._caches import Caches
+from .._calls import attend, given, gradients, mask_of, rule_of
+from .._lse import flash_lse, tessella_lse
 from .._report import counted, refuse
-from ..flash_attn.flash_attn_interface import Caches
 
 _FWD = (
     "fwd(Tensor q, Tensor k, Tensor v, Tensor(k_new!)? k_new = None, Tensor(v_new!)? v_new = None, Tensor? q_v = None, "
@@ -57,6 +57,13 @@ def scales(q: Any, q_descale: Any, k_descale: Any, v_descale: Any) -> dict[str, 
         q_descale = q_descale.repeat_interleave(heads // q_descale.shape[1], 1)
     named = {"q_scale": q_descale, "k_scale": k_descale, "v_scale": v_descale}
     return {name: scale[:, None] for name, scale in named.items() if scale is not None}
+
+
+def num_sms(q: Any, sm_margin: int) -> dict[str, Any]:
+    """The SMs that are left."""
+    if sm_margin <= 0 or not q.is_cuda:
+        return {}
+    return {"num_sms": max(1, torch.cuda.get_device_properties(q.device).multi_processor_count - sm_margin)}
 
 
 def with_latent(q: Any, qv: Any, k: Any, v: Any) -> tuple[Any, Any]:
@@ -111,11 +118,12 @@ def fwd(
 ) -> tuple[Any, Any, Any, Any]:
     """out, softmax_lse, and two empty tensors where FlashAttention-3 has the parts of splits."""
     with torch.no_grad():
+        rule = (is_causal, window_size_left, window_size_right)
         options: dict[str, Any] = {}
         if k_new is not None or page_table is not None or kv_batch_idx is not None or leftpad_k is not None:
             like = q if cu_seqlens_q is None else q[: cu_seqlens_q.shape[0] - 1]
             caches = Caches(like, k, v, seqused_k, kv_batch_idx, leftpad_k, page_table)
-            moves = is_causal or window_size_left >= 0 or window_size_right >= 0
+            moves = is_causal or max(rule[1:]) >= 0
             packed = (cu_seqlens_q, cu_seqlens_k_new)
             turns = (rotary_cos, rotary_sin)
             q = caches.append(k_new, v_new, q, turns, is_rotary_interleaved, moves, seqlens_rotary, packed)
@@ -131,17 +139,13 @@ def fwd(
         head_dim = q.shape[-1] + (0 if q_v is None else q_v.shape[-1])
         if q_v is not None:
             q, k = with_latent(q, q_v, k, v)
-        options["scale"] = head_dim**-0.5 if softmax_scale is None else softmax_scale
-        mask = mask_of(is_causal, window_size_left, window_size_right, attention_chunk)
-        options.update(given(mask=mask), **scales(q, q_descale, k_descale, v_descale))
-        if softcap:
-            options["softcap"] = softcap
-        if sm_margin > 0 and q.is_cuda:
-            options["num_sms"] = max(1, torch.cuda.get_device_properties(q.device).multi_processor_count - sm_margin)
-        made, lse = attend(q, k, v, True, options)
+        scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+        options.update(rule_of(scale, mask_of(*rule, attention_chunk), softcap))
+        options.update(**scales(q, q_descale, k_descale, v_descale), **num_sms(q, sm_margin))
+        made, lse = attend(q, k, v, True, dict(options))
         if out is not None:
             made = out.copy_(made)
-        lse = flash_lse(lse, True, None, None)
+        lse = flash_lse(lse, q, k, options, rule)
         return made, lse, made.new_empty(0, dtype=torch.float32), made.new_empty(0, dtype=torch.float32)
 
 
@@ -172,20 +176,12 @@ def bwd(
 ) -> tuple[Any, Any, Any, Any, Any]:
     """softmax_d, and four empty tensors; dq, dk and dv are written where they are given."""
     with torch.no_grad():
-        options = given(scale=softmax_scale, mask=mask_of(is_causal, window_size_left, window_size_right))
+        rule = (is_causal, window_size_left, window_size_right)
+        options = rule_of(softmax_scale, mask_of(*rule), softcap, None, deterministic)
         options.update(given(cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_k, seqlens_q=seqused_q))
         options.update(given(seqlens_kv=seqused_k, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_k))
-        if softcap:
-            options["softcap"] = softcap
-        if deterministic:
-            options["deterministic"] = True
-        into: list[Any] = [
-            torch.empty_like(tensor) if to is None else to for tensor, to in zip((q, k, v), (dq, dk, dv))
-        ]
-        dout = dout if dout.stride(-1) == 1 else dout.contiguous()
-        lse = tessella_lse(softmax_lse, True, None, None)
-        attention_backward(q, k, v, out, lse, dout, dq=into[0], dk=into[1], dv=into[2], **options)
-        sums = (dout.float() * out.float()).sum(-1).transpose(-1, -2).contiguous()
+        lse = tessella_lse(softmax_lse, q, k, options, rule)
+        sums = gradients((q, k, v), (out, lse), dout, (dq, dk, dv), options)[3].contiguous()
         return (sums, *(sums.new_empty(0) for _ in range(4)))
 
 
@@ -216,8 +212,6 @@ def get_scheduler_metadata(*arguments: Any, **named: Any) -> Any:
 
 _torch_library: Any = torch.library  # whose functions have no types
 _definitions = _torch_library.Library("flash_attn_3", "DEF")
-
-
 for _schema, _function in ((_FWD, fwd), (_BWD, bwd), (_COMBINE, fwd_combine), (_METADATA, get_scheduler_metadata)):
     _definitions.define(_schema)
     for _key in ("CPU", "CUDA"):

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
 
-from .._calls import attend, flash_lse, given, mask_of
+from .._calls import attend, given, mask_of, rule_of
+from .._lse import flash_lse
 from .._report import counted, refuse
 from . import _C as flash_attn_3_gpu
 
@@ -44,24 +45,15 @@ def _attend(
     packed: dict[str, Any] | None = None,
 ) -> Any:
     """out, or (out, softmax_lse)"""
-    options: dict[str, Any] = {} if packed is None else packed
-    mask = mask_of(causal, *window_size, attention_chunk)
-    if mask is not None:
-        options["mask"] = mask
     if qv is not None:
         softmax_scale = (q.shape[-1] + qv.shape[-1]) ** -0.5 if softmax_scale is None else softmax_scale
         q, k = flash_attn_3_gpu.with_latent(q, qv, k, v)
-    if softmax_scale is not None:
-        options["scale"] = softmax_scale
-    if softcap:
-        options["softcap"] = softcap
-    if deterministic:
-        options["deterministic"] = True
-    if sm_margin > 0 and q.is_cuda:
-        options["num_sms"] = max(1, torch.cuda.get_device_properties(q.device).multi_processor_count - sm_margin)
-    options.update(flash_attn_3_gpu.scales(q, *descales))
-    made = attend(q, k, v, return_attn_probs, options)
-    return (made[0], flash_lse(made[1], mask if packed is None else True, None, None)) if return_attn_probs else made
+    options = rule_of(softmax_scale, mask_of(causal, *window_size, attention_chunk), softcap, None, deterministic)
+    options.update(**(packed or {}), **flash_attn_3_gpu.scales(q, *descales), **flash_attn_3_gpu.num_sms(q, sm_margin))
+    if not return_attn_probs:
+        return attend(q, k, v, False, options)
+    out, lse = attend(q, k, v, True, dict(options))
+    return out, flash_lse(lse, q, k, options, (causal, *window_size))
 
 
 @counted
