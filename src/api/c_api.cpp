@@ -1,9 +1,6 @@
-// The C shim: exceptions become status codes, messages live per thread. No arithmetic.
+// The C shim. No arithmetic.
 #include <algorithm>
 #include <cstring>
-#include <mutex>
-#include <new>
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -12,6 +9,7 @@
 #include "api/copy_pages.hpp"
 #include "api/dlpack.hpp"
 #include "api/forward.hpp"
+#include "api/guarded.hpp"
 #include "api/info.hpp"
 #include "api/kernel_tables.hpp"
 #include "api/merge.hpp"
@@ -23,10 +21,7 @@
 #include "core/cancel.hpp"
 #include "core/choose.hpp"
 #include "core/error.hpp"
-#include "core/float_mode.hpp"
-#include "core/fork.hpp"
 #include "core/message.hpp"
-#include "core/pages.hpp"
 #include "core/validate.hpp"
 #include "cuda/compile/prebuild.hpp"
 #include "cuda/driver/memory.hpp"
@@ -37,53 +32,15 @@ struct tessella_plan {
   std::string kernel;
 };
 
-struct tessella_pages {
-  tessella::core::Pages pages;
-};
-
 namespace {
 
 namespace core = tessella::core;
 namespace api = tessella::api;
+using api::guarded;
+using api::require;
+using api::t_error;
 
-// Plain arrays: calls may come after a thread's objects are destroyed, from static destructors and exit handlers.
-struct Message {
-  char chars[8192];
-  void set(std::string_view message) {
-    const size_t length = std::min(message.size(), sizeof chars - 1);
-    std::memcpy(chars, message.data(), length);
-    chars[length] = '\0';
-  }
-};
-thread_local Message t_error;
-thread_local Message t_answer;  // what a query returned last
-
-template <typename Fn>
-tessella_status guarded(Fn&& fn) noexcept {
-  const auto failed = [](tessella_status status, const char* message) {
-    t_error.set(message);
-    return status;
-  };
-  // Host code that derives arguments, the reference and the comparator do not depend on the caller's mode. New threads
-  // inherit the mode of the thread that creates them; kernels set their own (cpu/parallel.cpp).
-  const core::FloatMode mode(core::Subnormals::keep);
-  try {
-    fn();
-    return TESSELLA_OK;
-  } catch (const core::Error& error) {
-    return failed(static_cast<tessella_status>(error.code()), error.what());
-  } catch (const std::bad_alloc&) {
-    return failed(TESSELLA_OUT_OF_MEMORY, "out of memory");
-  } catch (const std::exception& error) {
-    return failed(TESSELLA_INTERNAL, error.what());
-  } catch (...) {
-    return failed(TESSELLA_INTERNAL, "unknown exception");
-  }
-}
-
-void require(const void* pointer, const char* function, const char* argument) {
-  if (pointer == nullptr) core::invalid(core::message(function, ": ", argument, " is NULL, expected a pointer"));
-}
+thread_local api::Message t_answer;  // what a query returned last
 
 // Writes no further than the caller's version of the struct reaches.
 template <typename Struct>
@@ -148,23 +105,6 @@ const core::Kernel& kernel_at(int32_t idx, const char* function) {
     remaining -= static_cast<int64_t>(table.size());
   }
   core::invalid(core::message(function, ": kernel_idx is ", idx, ", expected 0 to ", tessella_kernel_count() - 1));
-}
-
-// Calls fn(pages), one thread at a time. The lock is one that a fork waits for: the child finds every object whole.
-template <typename Object, typename Fn>
-tessella_status with_pages(Object* object, const char* function, Fn&& fn) {
-  return guarded([&] {
-    require(object, function, "pages");
-    const std::lock_guard lock(core::fork_mutex());
-    fn(object->pages);
-  });
-}
-
-template <typename T>
-std::span<const T> list(const T* data, int64_t size, const char* function, const char* argument) {
-  if (size < 0) core::invalid(core::message(function, ": num_ids is ", size, ", expected at least 0"));
-  if (size > 0) require(data, function, argument);
-  return {data, static_cast<size_t>(size)};
 }
 
 }  // namespace
@@ -401,88 +341,6 @@ tessella_status tessella_kernels_build(const char* archs, const char* kernel, te
                              [&](int num_done, int num_total, const std::string& message) {
                                if (progress != nullptr) progress(num_done, num_total, message.c_str(), user);
                              });
-  });
-}
-
-tessella_status tessella_pages_make(int64_t num_pages, int64_t page_size, tessella_pages** pages) {
-  return guarded([&] {
-    require(pages, "pages_make", "pages");
-    *pages = new tessella_pages{core::Pages(num_pages, page_size)};
-  });
-}
-
-void tessella_pages_free(tessella_pages* pages) { delete pages; }
-
-tessella_status tessella_pages_new_sequence(tessella_pages* pages, int64_t* id) {
-  return with_pages(pages, "pages_new_sequence", [&](core::Pages& p) {
-    require(id, "pages_new_sequence", "id");
-    *id = p.new_sequence();
-  });
-}
-
-tessella_status tessella_pages_fork(tessella_pages* pages, int64_t id, int64_t* child) {
-  return with_pages(pages, "pages_fork", [&](core::Pages& p) {
-    require(child, "pages_fork", "child");
-    *child = p.fork(id);
-  });
-}
-
-tessella_status tessella_pages_release(tessella_pages* pages, const int64_t* ids, int64_t num_ids) {
-  return with_pages(pages, "pages_release",
-                    [&](core::Pages& p) { p.release(list(ids, num_ids, "pages_release", "ids")); });
-}
-
-tessella_status tessella_pages_reserve(tessella_pages* pages, const int64_t* ids, const int64_t* lengths,
-                                       int64_t num_ids, tessella_page_copy* copies, int64_t* num_copies) {
-  return with_pages(pages, "pages_reserve", [&](core::Pages& p) {
-    const auto given = list(ids, num_ids, "pages_reserve", "ids");
-    const auto wanted = list(lengths, num_ids, "pages_reserve", "lengths");
-    if (num_ids > 0) require(copies, "pages_reserve", "copies");
-    require(num_copies, "pages_reserve", "num_copies");
-    *num_copies = 0;
-    for (const core::PageCopy& copy : p.reserve(given, wanted)) copies[(*num_copies)++] = {copy.source, copy.target};
-  });
-}
-
-tessella_status tessella_pages_truncate(tessella_pages* pages, const int64_t* ids, const int64_t* lengths,
-                                        int64_t num_ids) {
-  return with_pages(pages, "pages_truncate", [&](core::Pages& p) {
-    p.truncate(list(ids, num_ids, "pages_truncate", "ids"), list(lengths, num_ids, "pages_truncate", "lengths"));
-  });
-}
-
-tessella_status tessella_pages_evict(tessella_pages* pages, const int64_t* ids, const int64_t* before, int64_t num_ids,
-                                     int64_t keep_first) {
-  return with_pages(pages, "pages_evict", [&](core::Pages& p) {
-    p.evict(list(ids, num_ids, "pages_evict", "ids"), list(before, num_ids, "pages_evict", "before"), keep_first);
-  });
-}
-
-tessella_status tessella_pages_lengths(const tessella_pages* pages, const int64_t* ids, int64_t num_ids,
-                                       int64_t* lengths) {
-  return with_pages(pages, "pages_lengths", [&](const core::Pages& p) {
-    if (num_ids > 0) require(lengths, "pages_lengths", "lengths");
-    p.lengths(list(ids, num_ids, "pages_lengths", "ids"), lengths);
-  });
-}
-
-tessella_status tessella_pages_table(const tessella_pages* pages, const int64_t* ids, int64_t num_ids, int32_t* table,
-                                     int64_t num_columns, int64_t row_stride) {
-  return with_pages(pages, "pages_table", [&](const core::Pages& p) {
-    const auto given = list(ids, num_ids, "pages_table", "ids");
-    if (num_ids > 0 && num_columns > 0) require(table, "pages_table", "table");
-    if (num_columns < 0 || row_stride < num_columns) {
-      core::invalid(core::message("pages_table: num_columns is ", num_columns, " and row_stride ", row_stride,
-                                  ", expected 0 or more and at least as many"));
-    }
-    p.table(given, table, num_columns, row_stride);
-  });
-}
-
-tessella_status tessella_pages_num_free(const tessella_pages* pages, int64_t* num_free) {
-  return with_pages(pages, "pages_num_free", [&](const core::Pages& p) {
-    require(num_free, "pages_num_free", "num_free");
-    *num_free = p.num_free();
   });
 }
 
