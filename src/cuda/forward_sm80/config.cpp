@@ -89,7 +89,8 @@ int accumulator_limit(const ForwardSm80Config& c, int arch) {
   const Limits& limits = c.score.elements.q == Element::f32 ? kF32 : arch < 90 ? kBefore : kHopper;
   const int limit = limits[c.tile_q / c.num_warps / 16 - 1][std::min(weight(c), 3)];
   if (c.score.mask == MaskLevel::bits && has_addresses(c)) return std::min(limit, 160);
-  if (c.score.dropout && (arch < 90 || c.head_dim_qk < c.head_dim_v)) return std::min(limit, 144);
+  const bool is_tight = arch < 90 || c.head_dim_qk == 96 || c.head_dim_qk < c.head_dim_v;  // beside dropout
+  if (c.score.dropout && is_tight) return std::min(limit, 144);
   return c.head_dim_qk > c.head_dim_v ? std::min(limit, 176) : limit;
 }
 
