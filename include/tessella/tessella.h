@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define TESSELLA_VERSION_MAJOR 0
-#define TESSELLA_VERSION_MINOR 1
+#define TESSELLA_VERSION_MINOR 2
 #define TESSELLA_VERSION_PATCH 0
 #define TESSELLA_VERSION (TESSELLA_VERSION_MAJOR * 10000 + TESSELLA_VERSION_MINOR * 100 + TESSELLA_VERSION_PATCH)
 
@@ -142,7 +142,8 @@ typedef struct tessella_tensor {
  *                  scale_block; scale_block 0 is one block for all rows. Pools of pages have a page in place of batch,
  *                  and blocks of a page's rows; packed tensors have blocks of their rows and one batch, or a batch and
  *                  one block. They may lie between the rows that they are of. Each is given beside what has 8 or 4 bits
- *                  alone
+ *                  alone. Those of k and v are required beside q of other dtypes: where a cache has none, one scale of
+ *                  1
  *   out_scale      as q_scale, over out, f32   out, of f8e4m3fn or f8e5m2, holds the result divided by it, rounded to
  *                  nearest even; what is beyond the largest number becomes that. A scale below 2^-90 in size counts as
  *                  zero, and then out is 0
@@ -484,9 +485,9 @@ typedef struct tessella_merge_options {
  *                  view. Both or none
  *   k_scale, v_scale   f32   of quantised caches: a row is its scale times what is stored, as attention reads it. With
  *                  option scale_block 0 all rows of a slot or page have one: the scales are inputs, (slots or
- *                  num_pages, 1, heads_kv), where each axis may be 1 and leading ones may be left out; NULL = 1. With
- *                  scale_block 1 every row of every head has its own: they are required, (slots, seqlen_kv, heads_kv)
- *                  or (num_pages, page_size, heads_kv), and those of the new rows are written
+ *                  num_pages, 1, heads_kv), where each axis may be 1 and leading ones may be left out. With scale_block
+ *                  1 every row of every head has its own, (slots, seqlen_kv, heads_kv) or (num_pages, page_size,
+ *                  heads_kv), and those of the new rows are written. Each is required beside its quantised cache
  *
  * Rows of a quantised cache: x, rotated in fp32 where it is, is stored as x / scale, divided in fp32 and rounded to
  * nearest even; what is beyond the largest number stored, 448 of f8e4m3fn, 127 of i8 and 7 of i4, becomes that number,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import textwrap
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH = "src/api/arguments.toml"
-OLD_HEADER = "tests/packaging/old/tessella/tessella.h"  # of programs that exist
+OLD_HEADERS = "tests/packaging/old/tessella/tessella.h", "tests/packaging/released/*/tessella/tessella.h"
 WIDTH = 120
 
 Row = dict[str, Any]
@@ -120,11 +121,12 @@ def literal(characters: str) -> str:
     return '"' + characters.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def old_layout(name: str) -> list[str]:
-    """The fields that programs of an older header know, after struct_size."""
-    body = re.search(rf"typedef struct tessella_{name} \{{(.*?)\}}", (ROOT / OLD_HEADER).read_text(), re.S)
-    declared = re.sub(r"/\*.*?\*/", "", body[1], flags=re.S) if body else ""
-    return re.findall(r"(\w+);", declared)[1:]
+def old_layouts(name: str) -> Iterator[list[str]]:
+    """The fields that programs of each older header know, after struct_size."""
+    for header in (path for pattern in OLD_HEADERS for path in ROOT.glob(pattern)):
+        body = re.search(rf"typedef struct tessella_{name} \{{(.*?)\}}", header.read_text(), re.S)
+        declared = re.sub(r"/\*.*?\*/", "", body[1], flags=re.S) if body else ""
+        yield re.findall(r"(\w+);", declared)[1:]
 
 
 def problem(table: Table) -> str:
@@ -155,7 +157,7 @@ def problem(table: Table) -> str:
                 if some.count(field) != 1 or field not in others:
                     counts = f"{some.count(field)} times in {of_some} and {others.count(field)} times in {of_others}"
                     return f"{name}: {field} is {counts}, expected once"
-        if struct["layout"][: len(old_layout(name))] != old_layout(name):
+        if any(struct["layout"][: len(old)] != old for old in old_layouts(name)):
             return f"{name}: layout is not that of programs that exist, expected new fields at its end"
     return ""
 
