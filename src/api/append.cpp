@@ -199,9 +199,11 @@ class AppendNormalizer {
         invalid(message(function_, ": ", name, " is given and ", first_cache_, ".dtype is ", core::name(cache_dtype_),
                         ", expected a dtype of 8 or 4 bits"));
       }
-      if (scale == nullptr && cache != nullptr && block != 0) {
-        invalid(message(function_, ": ", name, " is NULL, expected memory for the scales of the new rows: scale_block ",
-                        "is ", block));
+      if (scale == nullptr && cache != nullptr && is_quantized) {
+        invalid(message(function_, ": ", name, " is NULL, expected ",
+                        block != 0 ? "memory for the scales of the new rows: scale_block is 1"
+                                   : message("the scales of a cache of ", core::name(cache_dtype_),
+                                             " (where it has none, one scale of 1)")));
       }
       if (scale == nullptr) continue;
       const int64_t axes[3] = {a_.num_slots, block == 0 ? 1 : a_.rows_of_slot(), shape.heads};

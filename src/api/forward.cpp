@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "api/host_copy.hpp"
 #include "core/choose.hpp"
@@ -17,9 +18,25 @@ using core::AttentionArguments;
 using core::AttentionShape;
 using core::message;
 
+namespace {
+
+// k and v of 8 or 4 bits beside q of a float are a cache: that its scales are forgotten must not pass for scales of 1.
+void require_scales_of_cache(const AttentionArguments& a, const char* function) {
+  const bool is_cache = (core::dtype_bit(a.k().dtype) & core::kCacheDTypes) != 0 && a.k().dtype == a.v().dtype;
+  if (!is_cache || !core::is_float(a.dtype())) return;
+  for (const auto& [name, scale] : {std::pair{"k", core::Name::k_scale}, {"v", core::Name::v_scale}}) {
+    if (a.tensors[scale].dtype != core::DType::none) continue;
+    core::invalid(message(function, ": ", name, "_scale is NULL, expected the scales of ", name, ", whose dtype is ",
+                          core::name(a.k().dtype), " (where it has none, one scale of 1)"));
+  }
+}
+
+}  // namespace
+
 AttentionArguments read(const tessella_forward_args* args, const tessella_attention_options& options,
                         const char* function, void* stream, Memory memory) {
   const AttentionArguments arguments = normalize(grown(args, function), options, function, memory);
+  require_scales_of_cache(arguments, function);
   core::validate(arguments, function);
   if (checks_values(arguments.device, options.check_device_values))
     core::validate_tables(HostCopy(arguments, Copied::tables, stream).arguments(), function);

@@ -30,7 +30,10 @@ const AppendCase kPaged = with([](AppendCase& c) { c.page_size = 4; });
 const AppendCase kPacked = with([](AppendCase& c) { c.packed = true; });
 const AppendCase kRagged = with([](AppendCase& c) { c.ragged = true; });
 const AppendCase kSlots = with([](AppendCase& c) { c.slots = true; });
-const AppendCase kInt4 = with([](AppendCase& c) { c.cache_dtype = TESSELLA_I4; });
+const AppendCase kInt4 = with([](AppendCase& c) {
+  c.cache_dtype = TESSELLA_I4;
+  c.scale = "h";
+});
 const AppendCase kF64 = with([](AppendCase& c) { c.dtype = TESSELLA_F64; });
 const AppendCase kPadded = with([](AppendCase& c) { c.leftpad = true; });
 
@@ -79,6 +82,8 @@ const ExpectedError kErrors[] = {
      "append: scale_block is 16, expected 0 (the scales are given) or 1"},
     {"scale_absent", kComputed, [](AppendCall& c) { c.args().v_scale = nullptr; }, kInvalid,
      "append: v_scale is NULL, expected memory for the scales of the new rows: scale_block is 1"},
+    {"given_scale_absent", kGiven, [](AppendCall& c) { c.args().k_scale = nullptr; }, kInvalid,
+     "append: k_scale is NULL, expected the scales of a cache of i8 (where it has none, one scale of 1)"},
     {"scale_dtype", kGiven, [](AppendCall& c) { edit(c.args().k_scale).dtype = TESSELLA_F16; }, kInvalid,
      "append: k_scale.dtype is f16, expected f32"},
     {"scale_shape", kGiven, [](AppendCall& c) { edit(c.args().k_scale).shape[2] = 3; }, kInvalid,

@@ -120,9 +120,11 @@ TEST(Operands, KAndVHaveADtypeOfTheirOwn) {
     SmallCall call;
     call.args.k = ts::view(g_bytes, dtype.dtype, {kBatch, kSeqlenKv, kHeadsKv, kDim});
     call.args.v = ts::view(g_bytes, dtype.dtype, {kBatch, kSeqlenKv, kHeadsKv, kDim});
+    call.args.k_scale = call.args.v_scale = factors({1});
     expect_reason(call, std::string("does not compute k.dtype ") + dtype.name + " beside q.dtype f32",
                   [&](const std::string& kernel) { return has_kernels && takes_quantized(kernel); });
     call.args.k = ts::view(g_bytes, ts::f32, {kBatch, kSeqlenKv, kHeadsKv, kDim});
+    call.args.k_scale = {};
     const std::string message = unsupported(call);
     if (!has_kernels) {
       EXPECT_EQ(message,
@@ -171,6 +173,7 @@ TEST(Operands, OfFourBitsBeginAtWholeBytes) {
 // Rows of odd head dims are padded to whole bytes; a kernel takes them rightly or not at all.
 TEST(Operands, OfFourBitsMayHaveOddHeadDims) {
   constexpr int64_t kOdd = 33;
+  static constexpr float kOne = 1;
   std::vector<float> q(kOdd), out(kOdd), expected(kOdd);
   std::vector<uint8_t> k(20 * (kOdd + 1) / 2), v(k.size());
   for (size_t i = 0; i < q.size(); ++i) q[i] = 0.1F * static_cast<float>(i % 7) - 0.3F;
@@ -185,7 +188,9 @@ TEST(Operands, OfFourBitsMayHaveOddHeadDims) {
     ts::forward({.q = ts::view(q.data(), ts::f32, {1, 1, 1, kOdd}),
                  .k = rows(k),
                  .v = rows(v),
-                 .out = ts::view(to.data(), ts::f32, {1, 1, 1, kOdd})},
+                 .out = ts::view(to.data(), ts::f32, {1, 1, 1, kOdd}),
+                 .k_scale = ts::view(&kOne, ts::f32, {1}),
+                 .v_scale = ts::view(&kOne, ts::f32, {1})},
                 {.kernel = kernel});
   };
   run(expected, "reference.attention");
@@ -237,6 +242,9 @@ void expect_taken(SmallCall& call) {
 void expect_taken(SmallCall& call, int64_t batch, int64_t rows) {
   call.args.k = ts::view(g_bytes, ts::i8, {batch, rows, kHeadsKv, kDim});
   call.args.v = ts::view(g_bytes, ts::i8, {batch, rows, kHeadsKv, kDim});
+  for (ts::TensorView ts::ForwardArgs::*slot : {&ts::ForwardArgs::k_scale, &ts::ForwardArgs::v_scale}) {
+    if (!(call.args.*slot).is_present()) call.args.*slot = factors({1});
+  }
   call.options.kernel = "reference.attention";
   EXPECT_NO_THROW(ts::plan_forward(call.args, call.options));
   call.options.kernel = "";
@@ -309,6 +317,22 @@ TEST(Scales, BroadcastByOneRule) {
     if (is_of_out || scale.slot == &ts::ForwardArgs::amax) continue;
     EXPECT_EQ(invalid(call), std::string("forward: ") + scale.name + " is given and " + scale.name[0] +
                                  ".dtype is f32, expected a dtype of 8 or 4 bits");
+  }
+}
+
+// Beside q of other dtypes they are no matter of taste: a cache whose scales are forgotten is not what it holds.
+TEST(Scales, OfCachesAreRequired) {
+  for (const ts::DType dtype : {ts::i8, ts::f8e4m3fn}) {
+    SmallCall call;
+    call.args.k = ts::view(g_bytes, dtype, {kBatch, kSeqlenKv, kHeadsKv, kDim});
+    call.args.v = ts::view(g_bytes, dtype, {kBatch, kSeqlenKv, kHeadsKv, kDim});
+    const std::string rest = std::string(", whose dtype is ") + (dtype == ts::i8 ? "i8" : "f8e4m3fn") +
+                             " (where it has none, one scale of 1)";
+    EXPECT_EQ(invalid(call), "forward: k_scale is NULL, expected the scales of k" + rest);
+    call.args.k_scale = factors({1});
+    EXPECT_EQ(invalid(call), "forward: v_scale is NULL, expected the scales of v" + rest);
+    call.args.v_scale = factors({1});
+    EXPECT_NO_THROW(ts::plan_forward(call.args, call.options));
   }
 }
 

@@ -102,7 +102,7 @@ AppendCase random_append(const std::string& kernel, const std::string& dtypes, u
   c.num_threads = static_cast<int32_t>(random.below(4));
   if (c.dtype != TESSELLA_F64 && random.chance(0.5)) {
     c.cache_dtype = random.one_of(kQuantized);
-    const char* scales[] = {"", "1", "h", "s", "th", "th", "ph"};
+    const char* scales[] = {"1", "h", "s", "th", "th", "ph"};
     c.scale = random.one_of(scales);
     c.extremes = c.rotary_dim == 0 && random.chance(0.4);  // rotated, they overflow where doubles do not
     c.head_dim_qk += c.head_dim_qk % 2;

@@ -18,7 +18,7 @@ struct AppendCase {
   std::string kernel;  // "" = automatic
   int32_t dtype = TESSELLA_F32;
   int32_t cache_dtype = 0;  // 0: dtype
-  // Of quantised caches. Given: "" none, "1" one, "h" one a head, "s" one a slot and head. Computed, of every row and
+  // Of quantised caches. Given: "1" one, "h" one a head, "s" one a slot and head. Computed, of every row and
   // head: "th" in a pool of their own, "ph" behind each row in the cache's memory.
   std::string scale;
   bool extremes = false;  // rows and given scales that do not fit each other: not finite, zero, the least, the largest

@@ -165,7 +165,7 @@ Case random_quantized_case(uint64_t seed, std::string_view kernel, std::string_v
   Case c = random_decode_case(seed, kernel, dtypes, num_configurations);
   Random random(~seed);
   static constexpr const char* kDTypes[] = {"f8e4m3fn", "i8", "i4"};
-  static constexpr const char* kScales[] = {"", "1", "h", "bh", "th", "th", "ph"};
+  static constexpr const char* kScales[] = {"1", "h", "bh", "th", "th", "ph"};
   c.kv_dtype = kDTypes[seed / static_cast<uint64_t>(num_configurations) % 3];
   c.kv_scale = random.one_of(kScales);
   if (c.layout == "qkv") c.layout = "bshd";

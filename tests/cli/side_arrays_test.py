@@ -31,9 +31,9 @@ class SideArrays(CliTest):
         run(command, *(files or self.files), *arguments, "--out", self.folder / "out.npy")
         return read_npy(self.folder / "out.npy")
 
-    def check_all(self, option, shape, values, codes, plain, before="", after=""):
-        """A file of each type is as good as `plain`: arguments that mean the same."""
-        expected = self.out_of(*plain)
+    def check_all(self, option, shape, values, codes, plain, before="", after="", beside=()):
+        """A file of each type is as good as `plain`: arguments that mean the same. Beside it are others."""
+        expected = self.out_of(*plain, *beside)
         for descr, code in codes.items():
             for fortran in (False, True):
                 data = packed(code, values)
@@ -41,7 +41,7 @@ class SideArrays(CliTest):
                     data = transposed(data, shape, len(data) // len(values))
                 with self.subTest(option=option, descr=descr, fortran=fortran):
                     file = self.write("side.npz", npz({"x": npy(data, shape, descr, fortran)}))
-                    self.assertEqual(self.out_of(option, f"{before}{file}:x{after}"), expected)
+                    self.assertEqual(self.out_of(option, f"{before}{file}:x{after}", *beside), expected)
 
     def test_masks(self):
         values = [int(j <= i or (i + j) % 3 == 0) for i in range(8) for j in range(8)]
@@ -138,7 +138,7 @@ class SideArrays(CliTest):
         cache = self.write("cache.npz", npz({"q": npy(self.q), "k": npy(numbers, descr="|i1"), "v": npy(numbers, descr="|i1")}))
         self.files = [cache]
         for shape, values, written in (((2,), [0.5, 0.25], "0.5,0.25"), ((), [0.5], "0.5")):
-            self.check_all("--k-scale", shape, values, FLOATS, ["--k-scale", written])
+            self.check_all("--k-scale", shape, values, FLOATS, ["--k-scale", written], beside=["--v-scale", "1"])
 
     def test_gradients(self):
         d = [(i * 5 % 17 - 8) / 4 for i in range(64)]

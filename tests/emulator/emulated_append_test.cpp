@@ -102,7 +102,7 @@ TEST(EmulatedAppend, ManyRowsAndPieces) {
 
 TEST(EmulatedAppend, QuantizedCaches) {
   for (const int32_t cache_dtype : {TESSELLA_F8E4M3FN, TESSELLA_I8, TESSELLA_I4}) {
-    for (const char* scale : {"", "h", "th", "ph"}) {
+    for (const char* scale : {"1", "h", "th", "ph"}) {
       for (const int32_t dtype : {TESSELLA_F32, TESSELLA_BF16}) {
         const AppendCase c{.dtype = dtype,
                            .cache_dtype = cache_dtype,

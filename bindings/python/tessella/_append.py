@@ -73,8 +73,8 @@ def append(
         q: (batch, new, heads_q, head_dim), packed (total, heads_q, head_dim): rotated by the same positions.
         q_out: what q is written to, rotated; it may be q itself. Made when absent.
         k_scale, v_scale: float32, of quantised caches, as `attention` takes them. With scale_block 0 they are given,
-            (slots or num_pages, 1, heads_kv), each axis 1 or full and leading ones left out, or None = 1. With
-            scale_block 1 they are (slots or num_pages, rows, heads_kv), and those of the new rows are written.
+            (slots or num_pages, 1, heads_kv), each axis 1 or full and leading ones left out. With scale_block 1
+            they are (slots or num_pages, rows, heads_kv), and those of the new rows are written.
         scale_block: 0: rows are stored as x / scale, rounded to nearest even and kept within 448, 127 or 7; 1: the
             scale of each row and head is computed too, from its largest number. tessella.h says what becomes of NaN,
             infinities and rows of zeros.

@@ -55,8 +55,7 @@ def cascade_attention(
             theirs.
         mask: over the own keys; "causal" is bottom-right, as for keys behind shared ones.
         shared_k_scale, shared_v_scale: of shared keys that are quantised: (ceil(shared / scale_block), heads_kv), where
-            each axis may be 1 and the first may be left out. k_scale and v_scale are the own keys'. Where both are
-            quantised, both have scales or neither has.
+            each axis may be 1 and the first may be left out. k_scale and v_scale are the own keys'.
         **options: of `attention`. scale and softcap count for all keys, a sink once, and the rest for the own ones;
             scale_block counts for all scales, and kv_dtype for shared and own keys that are uint8. Unsupported: what
             counts positions or keys of the whole (ALiBi, bias, dropout, packed queries, modifications), and windows and
@@ -86,7 +85,7 @@ def cascaded(
 ) -> Any:
     """The same by these functions."""
     try:
-        _check(q, shared_k, shared_v, k, v, mask, shared_scales, options)
+        _check(q, shared_k, shared_v, mask, options)
         batch, seqlen, heads, head_dim = q.shape
         both = {name: options[name] for name in _OF_BOTH if name in options}
         queries = q.reshape(1, batch * seqlen, heads, head_dim)
@@ -130,16 +129,7 @@ def _quantization(shared_k: Any, scales: dict[str, Any], options: dict[str, Any]
     return of_shared
 
 
-def _check(
-    q: Any,
-    shared_k: Any,
-    shared_v: Any,
-    k: Any,
-    v: Any,
-    mask: Any,
-    shared_scales: dict[str, Any],
-    options: dict[str, Any],
-) -> None:
+def _check(q: Any, shared_k: Any, shared_v: Any, mask: Any, options: dict[str, Any]) -> None:
     for name, array, axes in (("q", q, 4), ("shared_k", shared_k, 3), ("shared_v", shared_v, 3)):
         if len(array.shape) != axes:
             expected = "(batch, seqlen, heads, head_dim)" if axes == 4 else "(shared, heads_kv, head_dim)"
@@ -152,13 +142,3 @@ def _check(
         value = options.get(name)
         if value is not None and (not isinstance(value, (int, float, str)) or value):  # 0 and "" are absent
             raise Unsupported(f"{name} is given, and counts for neither the shared keys nor the own ones alone")
-    for of, shared, own in (("k", shared_k, k), ("v", shared_v, v)):
-        scales = {f"shared_{of}": shared_scales[f"{of}_scale"], of: options.get(f"{of}_scale")}
-        for (name, scale), (other, scale_of_other), array in zip(
-            scales.items(), [*scales.items()][::-1], (shared, own)
-        ):
-            if scale is None and scale_of_other is not None and _name_of(array) not in _REAL:
-                raise InvalidArgument(
-                    f"{name}_scale is None, expected the scales of {name}, which is {_name_of(array)}, as "
-                    f"{other}_scale is given"
-                )

@@ -55,7 +55,8 @@ class Options(TypedDict, total=False):
         axis may be 1 and leading ones may be left out. Row r of a head has the factor of block r / scale_block;
         scale_block 0 is one block for all rows. Pools of pages have a page in place of batch, and blocks of a page's
         rows; packed tensors have blocks of their rows and one batch, or a batch and one block. They may lie between the
-        rows that they are of. Each is given beside what has 8 or 4 bits alone.
+        rows that they are of. Each is given beside what has 8 or 4 bits alone. Those of k and v are required beside q
+        of other dtypes: where a cache has none, one scale of 1.
     out_scale: as q_scale, over out, float32; out, of float8_e4m3fn or float8_e5m2, holds the result divided by it,
         rounded to nearest even; what is beyond the largest number becomes that. A scale below 2^-90 in size counts as
         zero, and then out is 0.

@@ -88,7 +88,11 @@ REFERENCE = "reference.attention"  # which takes one row's number as it is
 def at(options, row):
     given = {name: of for name, of in options.items() if name != "k_scale"}
     scale = options["k_scale"]
-    return {**given, "v_scale": scale[:, row : row + 1] if scale.ndim == 3 else scale}
+    return {
+        **given,
+        "k_scale": np.ones(1, np.float32),
+        "v_scale": scale[:, row : row + 1] if scale.ndim == 3 else scale,
+    }
 
 
 HEADS = {
@@ -131,11 +135,12 @@ def test_shared_scales_are_not_guessed():
     one = np.ones(1, np.float32)
     with pytest.raises(
         tessella.InvalidArgument,
-        match="^cascade_attention: shared_v_scale is None, expected the scales of shared_v, which is int8, as v_",
+        match="^cascade_attention: over the shared keys, v_scale is NULL, expected the scales of v, whose dtype is i8",
     ):
         tessella.cascade_attention(Q, shared, shared, k, k, k_scale=one, v_scale=one, shared_k_scale=one)
-    with pytest.raises(tessella.InvalidArgument, match="^cascade_attention: k_scale is None, expected the scales of k"):
-        tessella.cascade_attention(Q, shared, shared, k, k, shared_k_scale=one)
+    of_shared = {"shared_k_scale": one, "shared_v_scale": one}
+    with pytest.raises(tessella.InvalidArgument, match="^forward: k_scale is NULL, expected the scales of k"):
+        tessella.cascade_attention(Q, shared, shared, k, k, **of_shared)
     with pytest.raises(tessella.InvalidArgument, match="^cascade_attention: over the shared keys, k_scale"):
         tessella.cascade_attention(Q, shared, shared, k, k, k_scale=one, shared_k_scale=np.ones(3, np.float32))
     with pytest.raises(tessella.InvalidArgument, match="shared_v has 4 axes, expected"):

@@ -61,14 +61,14 @@ def test_scales_of_rows_are_computed(dtype):
 
 
 @pytest.mark.parametrize("dtype", MOST)
-@pytest.mark.parametrize("shape", [None, (1,), (2,), (2, 1, 2)])
+@pytest.mark.parametrize("shape", [(1,), (2,), (2, 1, 2)])
 def test_scales_are_given(dtype, shape):
     k_new = normal(2, 3, 2, 16) * 100
     k_new[1, 2, 0, :3] = np.inf, -np.inf, np.nan
     k = cache_of(dtype, 2, 3, 2, 16)
-    scale = None if shape is None else (RNG.random(shape) + 0.5).astype(np.float32)
+    scale = (RNG.random(shape) + 0.5).astype(np.float32)
     tessella.append(k_new, None, k, None, np.array([3, 3], np.int32), k_scale=scale, **named(dtype))
-    full = np.broadcast_to(np.float32(1) if scale is None else scale, (2, 1, 2))[..., None]
+    full = np.broadcast_to(scale, (2, 1, 2))[..., None]
     with np.errstate(invalid="ignore"):
         expected = stored(k_new, full, dtype)
     if dtype != "float8_e4m3fn":
@@ -192,6 +192,14 @@ SCALES = np.ones((1, 4, 2), np.float32)
         (
             lambda: tessella.append(ONES, None, BYTES, None, np.array([4], np.int32), kv_dtype="bfloat16"),
             "^append: kv_dtype is bfloat16, expected int4, int8 or float8_e4m3fn$",
+        ),
+        (
+            lambda: tessella.attention(ONES, BYTES.view(np.int8), BYTES.view(np.int8)),
+            r"^forward: k_scale is NULL, expected the scales of k, whose dtype is i8 \(where it has none, one scale",
+        ),
+        (
+            lambda: tessella.append(ONES, None, BYTES, None, np.array([4], np.int32), kv_dtype="int8"),
+            r"^append: k_scale is NULL, expected the scales of a cache of i8 \(where it has none, one scale of 1\)$",
         ),
         (
             lambda: tessella.append(ONES, None, BYTES.view(np.int8), None, np.array([4], np.int32), scale_block=1),

@@ -310,7 +310,8 @@ def test_errors_say_how_the_forward_alone_is_called():
     cache = k.detach().mul(20).to(torch.int8)
     with pytest.raises(tessella.Unsupported, match="quantised caches have no gradients" + alone):
         tessella.torch.attention(q, cache, cache)
-    tessella.torch.attention(q.detach(), cache, cache)
+    one = torch.ones(1)
+    tessella.torch.attention(q.detach(), cache, cache, k_scale=one, v_scale=one)
 
 
 def test_what_has_no_gradient_is_unsupported():
