@@ -40,7 +40,7 @@ struct ArrayParams {
 };
 
 // cap tanh(score / cap) for a score that is a product s of q and k times a scale. Small scores may use an odd
-// polynomial of three terms instead (device/score/softcap.hpp).
+// polynomial of three terms instead (device/score/softcap.cuh).
 struct SoftcapParams {
   float cap;
   float scale;          // |scale of the call| / cap
@@ -68,7 +68,8 @@ struct ForwardParams {
   // For each tile of the tile map: kSeenWords words, a bit for each key, set if some query of the tile sees the key,
   // band included. Bits past the tile's keys are 1. Null: not wanted.
   uint32_t* seen_keys;
-  uint32_t* mask_map;  // the map of the mask (portable/classify.hpp), by batches and heads as tile_map; null: none
+  uint32_t*
+      mask_map;  // the map of the mask (cuda/kernels/classify/params.cuh), by batches and heads as tile_map; null: none
   int64_t window_left, window_right, chunk;
   uint64_t seed, offset;
   int32_t has_tables;  // any of seqlens_q to prefix, or cache_batch_idx
@@ -77,7 +78,7 @@ struct ForwardParams {
   Divisor group;                // heads of q for each head of k and v
   int32_t seqlen_q, seqlen_kv;  // rows of a sequence; packed: the longest
   int32_t total_q, total_kv;    // packed: rows of the tensors; else those of a sequence
-  // Schedule (device/schedule/schedule.hpp): tiles of queries a sequence, tiles of v's columns; heads of a section, and
+  // Schedule (device/tile/work_tile.cuh): tiles of queries a sequence, tiles of v's columns; heads of a section, and
   // its tiles in all; the first head of the last section, a multiple of heads_per_section, and its heads.
   int32_t tiles_q, slices_v;
   Divisor heads_per_section, tiles_per_section;

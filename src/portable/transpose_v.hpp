@@ -1,4 +1,5 @@
-// The step that transposes v of 8 bits for Hopper's matrix unit (device/transpose_v.hpp): its parameters.
+// The step that transposes v of 8 bits for Hopper's matrix unit (kernels/forward_f8_sm90/transpose_v.cuh): its
+// parameters.
 #pragma once
 
 #include "portable/forward_params.hpp"
@@ -29,7 +30,7 @@ struct TransposeVParams {
   Divisor heads_kv;
 };
 
-// Which of 16 keys lies at a place (device/tile/transposed_v.hpp).
+// Which of 16 keys lies at a place (kernels/forward_sm90/transposed_v.cuh).
 constexpr int32_t key_at(int32_t place) { return place % 4 / 2 * 8 + place / 4 * 2 + place % 2; }
 
 }  // namespace tessella::portable

@@ -129,7 +129,7 @@ def self_test():
             "src/core/string_utils.hpp": "",
             "apps/tessella/main.cpp": '#include <tessella/tessella.h>\n#include "core/plan.hpp"\n#include <CLI/CLI.hpp>\n',
             "apps/tessella/options/command_line.cpp": "#include <CLI/App.hpp>\n",
-            "src/cuda/device/tile/tile.hpp": '#include <cstdint>\n#include "user.hpp"\n#include "core/plan.hpp"\n',
+            "src/cuda/device/tile/tile.cuh": '#include <cstdint>\n#include "user.hpp"\n#include "core/plan.hpp"\n',
             "src/stray.cpp": "",
         }
         for name, source in files.items():
@@ -143,8 +143,8 @@ def self_test():
                 "src/core/string_utils.hpp: the name says nothing about what is inside",
                 "src/cpu/amx/rows.hpp:2: <hwy/highway.h> belongs behind src/cpu/vector",
                 "src/cpu/vector/rows.hpp:1: src/cpu/vector must not include src/cpu/amx/rows.hpp",
-                "src/cuda/device/tile/tile.hpp:1: the device compiler finds no <cstdint>",
-                "src/cuda/device/tile/tile.hpp:3: src/cuda/device must not include src/core/plan.hpp",
+                "src/cuda/device/tile/tile.cuh:1: the device compiler finds no <cstdint>",
+                "src/cuda/device/tile/tile.cuh:3: src/cuda/device must not include src/core/plan.hpp",
                 "src/reference/loops.cpp:1: <hwy/highway.h> belongs behind src/cpu/vector",
                 "src/stray.cpp: lies in no folder of the design"]
     if errors != expected or notes != ["src/cpu/query_tile.hpp: 600 lines"]:

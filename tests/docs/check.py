@@ -15,7 +15,7 @@ CODE = re.compile(r"^```.*?^```$", re.M | re.S)
 NAMED_PAGE = re.compile(r"(?<![\w/.-])docs/[\w/-]+\.md")
 READS = re.compile(r'(?:getenv|environment_path|environ\.get)\("(\w+)"|[Vv](?:ariable|ARIABLE) = "(\w+)"')
 READERS = ("src/", "bindings/python/tessella/", "include/")
-SOURCES = {".h", ".hpp", ".cpp", ".py", ".sh", ".txt", ".toml", ".md", ""}
+SOURCES = {".h", ".hpp", ".cuh", ".cpp", ".py", ".sh", ".txt", ".toml", ".md", ""}
 
 
 def tracked(root):

@@ -10,9 +10,9 @@
 #include "cases/append_call.hpp"
 #include "cases/copy_pages_call.hpp"
 #include "cases/random.hpp"
-#include "cuda/append/recipe.hpp"
-#include "cuda/copy_pages/recipe.hpp"
-#include "cuda/forward_sm80/config.hpp"
+#include "cuda/kernels/append/recipe.hpp"
+#include "cuda/kernels/copy_pages/recipe.hpp"
+#include "cuda/kernels/forward_sm80/config.hpp"
 #include "emulated_step.hpp"
 
 namespace tessella::tests {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cases/backward_features.hpp"
-#include "cuda/backward_sm90/recipe.hpp"
+#include "cuda/kernels/backward_sm90/recipe.hpp"
 #include "emulated_run.hpp"
 
 namespace tessella::tests {

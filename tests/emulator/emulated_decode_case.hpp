@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda/decode/recipe.hpp"
+#include "cuda/kernels/decode/recipe.hpp"
 #include "emulated_run.hpp"
 
 namespace tessella::tests {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cases/fill_bytes.hpp"
-#include "cuda/forward_f8_sm90/recipe.hpp"
+#include "cuda/kernels/forward_f8_sm90/recipe.hpp"
 #include "emulated_run.hpp"
 
 namespace tessella::tests {

@@ -6,8 +6,8 @@
 #include <stdexcept>
 
 #include "builtins.hpp"
-// builtins.hpp comes first: device code is written in its words. block_sm90.hpp has Element from score.hpp.
-#include "cuda/device/score/score.hpp"
+// builtins.hpp comes first: device code is written in its words. block_sm90.cuh has Element from score.cuh.
+#include "cuda/device/score/score.cuh"
 #include "cuda/launch/recipe.hpp"
 #include "emulator.hpp"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cases/part.hpp"
-#include "cuda/ladder/recipe.hpp"
+#include "cuda/kernels/ladder/recipe.hpp"
 #include "emulated_run.hpp"
 
 namespace tessella::tests {

@@ -9,8 +9,8 @@
 
 #include "api/merge.hpp"
 #include "cases/merge_call.hpp"
-#include "cuda/forward_sm80/config.hpp"
-#include "cuda/merge/recipe.hpp"
+#include "cuda/kernels/forward_sm80/config.hpp"
+#include "cuda/kernels/merge/recipe.hpp"
 #include "emulated_step.hpp"
 
 namespace tessella::tests {

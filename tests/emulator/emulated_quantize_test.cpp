@@ -9,8 +9,8 @@
 #include "api/quantize.hpp"
 #include "cases/quantize_call.hpp"
 #include "cases/random.hpp"
-#include "cuda/forward_sm80/config.hpp"
-#include "cuda/quantize/recipe.hpp"
+#include "cuda/kernels/forward_sm80/config.hpp"
+#include "cuda/kernels/quantize/recipe.hpp"
 #include "emulated_step.hpp"
 
 namespace tessella::tests {

@@ -9,7 +9,7 @@
 
 #include "api/forward.hpp"
 #include "cases/part.hpp"
-#include "cuda/forward_sm80/config.hpp"
+#include "cuda/kernels/forward_sm80/config.hpp"
 #include "emulated_decode_case.hpp"
 #include "portable/float16.hpp"
 

@@ -4,9 +4,9 @@
 #include <string>
 
 #include "cases/backward_features.hpp"
-#include "cuda/backward_sm80/recipe.hpp"
-#include "cuda/backward_sm90/recipe.hpp"
-#include "cuda/ladder/recipe.hpp"
+#include "cuda/kernels/backward_sm80/recipe.hpp"
+#include "cuda/kernels/backward_sm90/recipe.hpp"
+#include "cuda/kernels/ladder/recipe.hpp"
 #include "emulated_case.hpp"
 
 namespace tessella::tests {

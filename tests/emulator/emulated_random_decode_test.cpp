@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "api/forward.hpp"
-#include "cuda/forward_sm80/config.hpp"
+#include "cuda/kernels/forward_sm80/config.hpp"
 #include "emulated_decode_case.hpp"
 
 namespace tessella::tests {

@@ -10,9 +10,9 @@
 #include "api/forward.hpp"
 #include "cases/hostile_tables.hpp"
 #include "core/sequence.hpp"
-#include "cuda/forward_sm80/config.hpp"
-#include "cuda/forward_sm80/recipe.hpp"
-#include "cuda/forward_sm90/recipe.hpp"
+#include "cuda/kernels/forward_sm80/config.hpp"
+#include "cuda/kernels/forward_sm80/recipe.hpp"
+#include "cuda/kernels/forward_sm90/recipe.hpp"
 #include "emulated_step.hpp"
 
 namespace tessella::tests {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cases/backward_features.hpp"
-#include "cuda/ladder/recipe.hpp"
+#include "cuda/kernels/ladder/recipe.hpp"
 #include "emulated_run.hpp"
 
 namespace tessella::tests {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cases/random.hpp"
-#include "cuda/forward_widened/recipe.hpp"
+#include "cuda/kernels/forward_widened/recipe.hpp"
 #include "emulated_run.hpp"
 
 namespace tessella::tests {

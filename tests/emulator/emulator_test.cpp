@@ -8,13 +8,13 @@
 #include <limits>
 #include <vector>
 
-#include "cuda/device/ptx/barrier.hpp"
-#include "cuda/device/ptx/global.hpp"
-#include "cuda/device/ptx/shared.hpp"
-#include "cuda/device/ptx/tensor_copy.hpp"
-#include "cuda/device/ptx/wgmma.hpp"
-#include "cuda/device/score/softmax.hpp"
-#include "cuda/device/tile/operand.hpp"
+#include "cuda/device/ptx/barrier.cuh"
+#include "cuda/device/ptx/global.cuh"
+#include "cuda/device/ptx/shared.cuh"
+#include "cuda/device/ptx/tensor_copy.cuh"
+#include "cuda/device/ptx/wgmma.cuh"
+#include "cuda/device/score/softmax.cuh"
+#include "cuda/device/tile/operand.cuh"
 
 namespace tessella::emulator {
 namespace {

@@ -56,7 +56,7 @@ def copy_tree(to: Path) -> None:
 def broken(mutation: Mutation, tree: Path) -> tuple[Path, str]:
     """The path of a mutation's file in the tree, and its content with the mutation. Raises SystemExit if the words to
     replace do not stand there exactly once."""
-    files = list((tree / "src/cuda/device").rglob(mutation.file))
+    files = list((tree / "src/cuda").rglob(mutation.file))
     if len(files) != 1:
         raise SystemExit(f"{mutation.name}: {len(files)} files are named {mutation.file}")
     held = files[0].read_text()

@@ -5,7 +5,7 @@ from mutation import BACKWARD, BACKWARD_SM90, Mutation
 MUTATIONS = [
     Mutation(
         "sm90_turns",
-        "block_backward_sm90.hpp",
+        "block_backward_sm90.cuh",
         "ptx::wait_boxes_written(); ptx::fence_memory();",
         "ptx::fence_memory();",
         "Turns",
@@ -13,7 +13,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sm90_meeting",
-        "backward_sm90.hpp",
+        "backward_sm90.cuh",
         "meet(); float dq",
         "float dq",
         "Turns",
@@ -21,7 +21,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sm90_d_scores_fence",
-        "backward_sm90.hpp",
+        "backward_sm90.cuh",
         "d_scores[step]); } ptx::fence_async();",
         "d_scores[step]); }",
         "Turns",
@@ -29,7 +29,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sm90_queries_wait",
-        "backward_sm90.hpp",
+        "backward_sm90.cuh",
         "queries.wait_full(); const QueryVisit visit = block.visit(queries);",
         "const QueryVisit visit = block.visit(queries);",
         "Turns",
@@ -37,7 +37,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sm90_dq_wait",
-        "backward_sm90.hpp",
+        "backward_sm90.cuh",
         "sums.wait_empty(); const int thread",
         "const int thread",
         "Turns",
@@ -45,7 +45,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sm90_dq_fence",
-        "block_backward_sm90.hpp",
+        "block_backward_sm90.cuh",
         "ptx::fence_async_memory(s_dq(sums), kLayout.dq_bytes);",
         "",
         "Turns",
@@ -53,7 +53,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sm90_turn_fence",
-        "block_backward_sm90.hpp",
+        "block_backward_sm90.cuh",
         "if (takes_turns) now = ptx::acquire(turn, ~portable::kHasSums, static_cast<uint32_t>(key_tile)); "
         "sums.wait_full(); ptx::fence_async_memory(s_dq(sums), kLayout.dq_bytes);",
         "sums.wait_full(); ptx::fence_async_memory(s_dq(sums), kLayout.dq_bytes); "
@@ -63,7 +63,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sm90_dq_read",
-        "block_backward_sm90.hpp",
+        "block_backward_sm90.cuh",
         "ptx::commit_boxes(); ptx::wait_boxes();",
         "ptx::commit_boxes();",
         "Turns",
@@ -71,7 +71,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sm90_idle_queries",
-        "backward_sm90.hpp",
+        "backward_sm90.cuh",
         "if (visit.is_there() && visit.has_idle) clear_idle_queries();",
         "",
         "Lengths",
@@ -79,7 +79,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sm90_seen_by_heads",
-        "key_block_sm90.hpp",
+        "key_block_sm90.cuh",
         "head_kv * group + of);",
         "head_kv * group);",
         "Masks",
@@ -87,7 +87,7 @@ MUTATIONS = [
     ),
     Mutation(
         "apart_passed_full",
-        "backward_dkv_sm90.hpp",
+        "backward_dkv_sm90.cuh",
         "passed.wait_full();",
         "",
         "WideHeadDims",
@@ -95,7 +95,7 @@ MUTATIONS = [
     ),
     Mutation(
         "apart_passed_empty",
-        "backward_dkv_sm90.hpp",
+        "backward_dkv_sm90.cuh",
         "passed.wait_empty();",
         "",
         "WideHeadDims",
@@ -103,7 +103,7 @@ MUTATIONS = [
     ),
     Mutation(
         "apart_queries_release",
-        "backward_dkv_sm90.hpp",
+        "backward_dkv_sm90.cuh",
         "ptx::wait_products<1>(sums); release(done);",
         "release(done); ptx::wait_products<1>(sums);",
         "WideHeadDims",
@@ -111,7 +111,7 @@ MUTATIONS = [
     ),
     Mutation(
         "apart_idle_queries",
-        "backward_dkv_sm90.hpp",
+        "backward_dkv_sm90.cuh",
         "visit.is_there() && visit.has_idle",
         "false",
         "WideLengths",
@@ -119,7 +119,7 @@ MUTATIONS = [
     ),
     Mutation(
         "apart_keys_release",
-        "backward_dq_sm90.hpp",
+        "backward_dq_sm90.cuh",
         "ptx::wait_products<1>(dq); release(done);",
         "release(done); ptx::wait_products<1>(dq);",
         "WideHeadDims",
@@ -127,7 +127,7 @@ MUTATIONS = [
     ),
     Mutation(
         "apart_values_wait",
-        "backward_dq_sm90.hpp",
+        "backward_dq_sm90.cuh",
         "v.wait_full();",
         "",
         "WideHeadDims",
@@ -135,7 +135,7 @@ MUTATIONS = [
     ),
     Mutation(
         "apart_unseen_keys",
-        "backward_dq_sm90.hpp",
+        "backward_dq_sm90.cuh",
         "(visit.seen[0] & visit.seen[1]) != ~0u",
         "false",
         "WideLengths",
@@ -143,7 +143,7 @@ MUTATIONS = [
     ),
     Mutation(
         "apart_hidden_from_one",
-        "block_dq_sm90.hpp",
+        "block_dq_sm90.cuh",
         "kind != TileClass::full) & 3",
         "kind == TileClass::partial) & 3",
         "Masks",
@@ -151,7 +151,7 @@ MUTATIONS = [
     ),
     Mutation(
         "apart_slope",
-        "gradient_rows.hpp",
+        "gradient_rows.cuh",
         "slope -= gradients.d_unmodified",
         "slope += gradients.d_unmodified",
         "Slopes",
@@ -159,7 +159,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sm90_unseen_keys",
-        "backward_sm90.hpp",
+        "backward_sm90.cuh",
         "wait_full(); clear_unseen_keys();",
         "wait_full();",
         "Lengths",
@@ -167,16 +167,16 @@ MUTATIONS = [
     ),
     Mutation(
         "lost_add",
-        "backward_sm80.hpp",
+        "backward_sm80.cuh",
         "ptx::add_to_memory(at, dq[m][j][i]);",
         "if (thread != 77) ptx::add_to_memory(at, dq[m][j][i]);",
         "Turns",
         BACKWARD,
     ),
-    Mutation("turn_fence", "backward_sm80.hpp", "ptx::fence_memory();", "", "Turns", BACKWARD),
+    Mutation("turn_fence", "backward_sm80.cuh", "ptx::fence_memory();", "", "Turns", BACKWARD),
     Mutation(
         "dq_turn_wait",
-        "backward_sm80.hpp",
+        "backward_sm80.cuh",
         "~portable::kHasSums, static_cast<uint32_t>(key_tile));",
         "~portable::kHasSums, 0u);",
         "Turns",
@@ -184,7 +184,7 @@ MUTATIONS = [
     ),
     Mutation(
         "dq_first_store",
-        "backward_sm80.hpp",
+        "backward_sm80.cuh",
         "const bool is_first = in_order && ptx::load_word(block.s_word(0)) == 0;",
         "const bool is_first = in_order && block.key_tile == 0;",
         "Windows",
@@ -192,7 +192,7 @@ MUTATIONS = [
     ),
     Mutation(
         "dq_last_turn",
-        "backward_sm80.hpp",
+        "backward_sm80.cuh",
         "__syncthreads(); const QueryVisit last = visited.visit(after(Visited::kSlots - 1)); "
         "if (takes_turns) block.end_turn(last); if constexpr (C.score",
         "const QueryVisit last = visited.visit(after(Visited::kSlots - 1)); "
@@ -202,7 +202,7 @@ MUTATIONS = [
     ),
     Mutation(
         "gradients_meeting",
-        "backward_sm80.hpp",
+        "backward_sm80.cuh",
         "__syncthreads();  // P and dX are there, and it is the block's turn",
         "",
         "Turns",
@@ -210,7 +210,7 @@ MUTATIONS = [
     ),
     Mutation(
         "queries_landed",
-        "backward_sm80.hpp",
+        "backward_sm80.cuh",
         "__syncthreads();  // q and d_out have landed for every thread, and all are done with the last tile",
         "",
         "Turns",
@@ -218,7 +218,7 @@ MUTATIONS = [
     ),
     Mutation(
         "visits_meeting",
-        "backward_sm80.hpp",
+        "backward_sm80.cuh",
         "visited.next(0); } __syncthreads();",
         "visited.next(0); }",
         "Turns",
@@ -226,7 +226,7 @@ MUTATIONS = [
     ),
     Mutation(
         "dead_rows",
-        "backward_sm80.hpp",
+        "backward_sm80.cuh",
         "if (visit.has_idle) block.clear_idle_queries(stage);",
         "",
         "DeadRows",
@@ -234,7 +234,7 @@ MUTATIONS = [
     ),
     Mutation(
         "dead_rows_beside_a_sink",
-        "backward_rows.hpp",
+        "backward_rows.cuh",
         "sees ? row_keys(s, query) : KeyRange{0, 0};",
         "row_keys(s, query);",
         "DeadRowsBesideASink",
@@ -242,7 +242,7 @@ MUTATIONS = [
     ),
     Mutation(
         "dead_rows_dot",
-        "backward_rows.hpp",
+        "backward_rows.cuh",
         "(sees ? dot : 0.0f) - d_lse",
         "dot - d_lse",
         "DeadRowsBesideASink",
@@ -250,7 +250,7 @@ MUTATIONS = [
     ),
     Mutation(
         "unseen_keys",
-        "backward_sm80.hpp",
+        "backward_sm80.cuh",
         "if constexpr (Block::kHasMap) block.clear_unseen_keys();",
         "",
         "UnseenKeys",
@@ -258,7 +258,7 @@ MUTATIONS = [
     ),
     Mutation(
         "slope_of_a_warp",
-        "backward_sm80.hpp",
+        "backward_sm80.cuh",
         "if (lane == 0) ptx::store_word(Block::s_word(1 + warp), __float_as_uint(slope)); __syncthreads();",
         "if (lane == 0) ptx::store_word(Block::s_word(1 + warp), __float_as_uint(slope));",
         "Slopes",
@@ -266,14 +266,14 @@ MUTATIONS = [
     ),
     Mutation(
         "softcap_derivative",
-        "score/gradient.hpp",
+        "score/gradient.cuh",
         "gradients.d_unmodified * (1 - tanh * tanh) : gradients.d_unmodified;",
         "gradients.d_unmodified : gradients.d_unmodified;",
         "Options",
         BACKWARD,
     ),
-    Mutation("dk_scale", "backward_sm80.hpp", "p.dk, dk, p.forward.scale,", "p.dk, dk, 1.0f,", "Options", BACKWARD),
+    Mutation("dk_scale", "backward_sm80.cuh", "p.dk, dk, p.forward.scale,", "p.dk, dk, 1.0f,", "Options", BACKWARD),
     Mutation(
-        "sm90_dk_scale", "backward_sm90.hpp", "p.dk, dk, p.forward.scale,", "p.dk, dk, 1.0f,", "Scores", BACKWARD_SM90
+        "sm90_dk_scale", "backward_sm90.cuh", "p.dk, dk, p.forward.scale,", "p.dk, dk, 1.0f,", "Scores", BACKWARD_SM90
     ),
 ]

@@ -5,7 +5,7 @@ from mutation import DECODE, Mutation
 MUTATIONS = [
     Mutation(
         "scale_row",
-        "cache_rows.hpp",
+        "cache_rows.cuh",
         "const int32_t row = tile.row + (tile.is_run ? lane % portable::kDecodeTile : 0);",
         "const int32_t row = tile.row + (tile.is_run ? lane % portable::kDecodeTile : 0) / 2 * 2;",
         "Quantized",
@@ -13,7 +13,7 @@ MUTATIONS = [
     ),
     Mutation(
         "power",
-        "decode_softmax.hpp",
+        "decode_softmax.cuh",
         "rows.power = power;",
         "",
         "Quantized",
@@ -21,7 +21,7 @@ MUTATIONS = [
     ),
     Mutation(
         "widened_columns",
-        "widened.hpp",
+        "widened.cuh",
         "lane / 4 * kHalf + piece % kPiecesOfChunk * 2 + i / 2;",
         "lane / 4 + piece % kPiecesOfChunk * 2 + i / 2 * 8;",
         "Quantized",
@@ -29,7 +29,7 @@ MUTATIONS = [
     ),
     Mutation(
         "lost_merge",
-        "decode_states.hpp",
+        "decode_states.cuh",
         "work.split.of) ? 1 : 0;",
         "work.split.of) ? 0 : 0;",
         "Merges",
@@ -37,7 +37,7 @@ MUTATIONS = [
     ),
     Mutation(
         "early_merge",
-        "decode_states.hpp",
+        "decode_states.cuh",
         "+ rank, work.split.of) ? 1 : 0;",
         "+ rank, work.split.of - 1) ? 1 : 0;",
         "Merges",
@@ -45,7 +45,7 @@ MUTATIONS = [
     ),
     Mutation(
         "split_slot",
-        "decode_work.hpp",
+        "decode_work.cuh",
         "split.slot_step = 1;",
         "split.slot_step = 0;",
         "Merges",
@@ -53,7 +53,7 @@ MUTATIONS = [
     ),
     Mutation(
         "group_vote",
-        "decode.hpp",
+        "decode.cuh",
         "return __syncthreads_or(mine) != 0;",
         "return __any_sync(kAllLanes, mine);",
         "ManyRows",
@@ -61,7 +61,7 @@ MUTATIONS = [
     ),
     Mutation(
         "warp_vote",
-        "decode.hpp",
+        "decode.cuh",
         "return Votes && __any_sync(kAllLanes, mine);",
         "return Votes && mine;",
         "FewRows",
@@ -69,7 +69,7 @@ MUTATIONS = [
     ),
     Mutation(
         "keys_wait",
-        "decode.hpp",
+        "decode.cuh",
         "ptx::wait_copies<kLater>(); if constexpr (C.v_in_k) {",
         "if constexpr (C.v_in_k) {",
         "FewRows",
@@ -77,7 +77,7 @@ MUTATIONS = [
     ),
     Mutation(
         "values_wait",
-        "decode.hpp",
+        "decode.cuh",
         "ptx::wait_copies<kLater>(); if (meet_and_vote<!Unified>(is_raised))",
         "if (meet_and_vote<!Unified>(is_raised))",
         "FewRows",
@@ -85,7 +85,7 @@ MUTATIONS = [
     ),
     Mutation(
         "raised_meeting",
-        "decode.hpp",
+        "decode.cuh",
         "meet_and_vote<false>(false); if constexpr",
         "if constexpr",
         "ManyRows",
@@ -93,7 +93,7 @@ MUTATIONS = [
     ),
     Mutation(
         "tops_meeting",
-        "decode_softmax.hpp",
+        "decode_softmax.cuh",
         "if constexpr (!C.warps_alone) __syncthreads();",
         "",
         "ManyRows",
@@ -101,7 +101,7 @@ MUTATIONS = [
     ),
     Mutation(
         "raised_sum",
-        "decode_softmax.hpp",
+        "decode_softmax.cuh",
         "rows.sum[n][c] *= factor;",
         "",
         "FewRows",
@@ -109,7 +109,7 @@ MUTATIONS = [
     ),
     Mutation(
         "staging_meeting",
-        "decode_states.hpp",
+        "decode_states.cuh",
         "__syncthreads();  // all warps are done with values, whose memory the rows take",
         "",
         "ManyRows",
@@ -117,7 +117,7 @@ MUTATIONS = [
     ),
     Mutation(
         "queries_meeting_decode",
-        "decode.hpp",
+        "decode.cuh",
         "copy_later_queries(work); __syncthreads();",
         "copy_later_queries(work);",
         "ManyRows",
@@ -125,7 +125,7 @@ MUTATIONS = [
     ),
     Mutation(
         "step_meeting",
-        "decode.hpp",
+        "decode.cuh",
         "__syncthreads(); load_keys(idx + C.depth, stage == 0",
         "load_keys(idx + C.depth, stage == 0",
         "ValuesInKeys",
@@ -133,7 +133,7 @@ MUTATIONS = [
     ),
     Mutation(
         "stage_in_use",
-        "decode.hpp",
+        "decode.cuh",
         "stage == 0 ? C.depth : stage - 1",
         "stage",
         "ValuesInKeys",
@@ -141,7 +141,7 @@ MUTATIONS = [
     ),
     Mutation(
         "published_max",
-        "decode.hpp",
+        "decode.cuh",
         "meet_and_vote<false>(false); if constexpr (C.v_in_k) publish_max(rows);",
         "meet_and_vote<false>(false);",
         "ValuesInKeys",
@@ -149,7 +149,7 @@ MUTATIONS = [
     ),
     Mutation(
         "staged_states",
-        "decode.hpp",
+        "decode.cuh",
         "if (is_cluster) ptx::sync_cluster();  // all have staged their states",
         "",
         "ValuesInKeys",
@@ -157,7 +157,7 @@ MUTATIONS = [
     ),
     Mutation(
         "read_states",
-        "decode.hpp",
+        "decode.cuh",
         "if (is_cluster) ptx::sync_cluster();  // the others have read this block's state",
         "",
         "ValuesInKeys",
@@ -165,7 +165,7 @@ MUTATIONS = [
     ),
     Mutation(
         "full_keys",
-        "block_decode.hpp",
+        "block_decode.cuh",
         "work.full = {last.begin, first.end};",
         "work.full = {last.begin, first.end + 1};",
         "Causal",
@@ -173,7 +173,7 @@ MUTATIONS = [
     ),
     Mutation(
         "hidden_drafts",
-        "cache_rows.hpp",
+        "cache_rows.cuh",
         "is_seen || sees(rows_[row], key, p_.keep_first, drafts_)",
         "is_seen || sees(rows_[row], key, p_.keep_first, Drafts())",
         "Drafts",
@@ -181,7 +181,7 @@ MUTATIONS = [
     ),
     Mutation(
         "drafts_in_a_run",
-        "cache_rows.hpp",
+        "cache_rows.cuh",
         "of_first_{rows[0].begin, min(rows[0].end, drafts.begin)},",
         "of_first_{rows[0].begin, rows[0].end},",
         "Drafts",
@@ -189,7 +189,7 @@ MUTATIONS = [
     ),
     Mutation(
         "cluster_wait",
-        "decode.hpp",
+        "decode.cuh",
         "ptx::wait_for_cluster(); send_state();",
         "send_state();",
         "LongSchedules",
@@ -197,7 +197,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sent_wait",
-        "decode.hpp",
+        "decode.cuh",
         "sent.wait(barrier());",
         "",
         "Clusters",
@@ -205,7 +205,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sent_slice",
-        "decode_states.hpp",
+        "decode_states.cuh",
         "received(rank, quad - to * slice_quads())",
         "received(to, quad - to * slice_quads())",
         "Clusters",
@@ -213,7 +213,7 @@ MUTATIONS = [
     ),
     Mutation(
         "cluster_phase",
-        "schedule/block_decode.hpp",
+        "kernels/decode/block_decode.cuh",
         "parity_ ^= 1;",
         "",
         "LongSchedules",
@@ -221,7 +221,7 @@ MUTATIONS = [
     ),
     Mutation(
         "schedule_slot",
-        "decode_work.hpp",
+        "decode_work.cuh",
         "2 * first_piece + (first_piece * piece_rounds_ < from_ ? 1 : 0);",
         "2 * first_piece;",
         "Schedules",
@@ -229,7 +229,7 @@ MUTATIONS = [
     ),
     Mutation(
         "schedule_piece",
-        "decode_schedule.hpp",
+        "decode_schedule.cuh",
         "(all + p.pieces - 1) / p.pieces",
         "all / p.pieces",
         "Schedules",
@@ -237,7 +237,7 @@ MUTATIONS = [
     ),
     Mutation(
         "schedule_first",
-        "decode_schedule.hpp",
+        "decode_schedule.cuh",
         "(at + piece - 1) / piece;",
         "at / piece + 1;",
         "Schedules",
@@ -245,7 +245,7 @@ MUTATIONS = [
     ),
     Mutation(
         "schedule_counters",
-        "decode_schedule.hpp",
+        "decode_schedule.cuh",
         "p.arrived[i] = 0;",
         ";",
         "Schedules",
@@ -253,7 +253,7 @@ MUTATIONS = [
     ),
     Mutation(
         "unified_above",
-        "decode.hpp",
+        "decode.cuh",
         "__syncthreads_or(is_above || needs_maximum(work))",
         "__syncthreads_or(needs_maximum(work))",
         "UnifiedMax",
@@ -261,7 +261,7 @@ MUTATIONS = [
     ),
     Mutation(
         "unified_below",
-        "decode.hpp",
+        "decode.cuh",
         "__syncthreads_or(is_above || needs_maximum(work))",
         "__syncthreads_or(is_above)",
         "UnifiedMax",

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "cuda/device/schedule/schedule.hpp"
+#include "cuda/device/tile/work_tile.cuh"
 
 namespace tessella::device {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "core/error.hpp"
 #include "core/message.hpp"
-#include "cuda/device/ptx/tensor_copy.hpp"
+#include "cuda/device/ptx/tensor_copy.cuh"
 
 namespace tessella::cuda {
 

@@ -2,7 +2,7 @@
 // sequences' lengths of q and of k, beyond which score_mod is not to be asked.
 #pragma once
 
-#include "cuda/device/score/arrays.hpp"
+#include "cuda/device/score/arrays.cuh"
 
 namespace tessella::device::user {
 

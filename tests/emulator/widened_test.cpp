@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "builtins.hpp"
-#include "cuda/device/tile/widened.hpp"
+#include "cuda/device/tile/widened.cuh"
 #include "portable/float8.hpp"
 #include "portable/int4.hpp"
 

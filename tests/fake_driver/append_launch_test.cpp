@@ -7,9 +7,9 @@
 #include "child.hpp"
 #include "core/plan.hpp"
 #include "cuda/kernels.hpp"
+#include "cuda/kernels/append/params.cuh"
+#include "cuda/kernels/copy_pages/params.cuh"
 #include "fake_driver.hpp"
-#include "portable/append_params.hpp"
-#include "portable/copy_pages_params.hpp"
 
 namespace {
 

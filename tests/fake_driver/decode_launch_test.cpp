@@ -18,10 +18,10 @@
 #include "core/error.hpp"
 #include "core/plan.hpp"
 #include "cuda/driver/gpus.hpp"
-#include "cuda/forward_widened/recipe.hpp"
 #include "cuda/kernels.hpp"
+#include "cuda/kernels/decode/params.cuh"
+#include "cuda/kernels/forward_widened/recipe.hpp"
 #include "fake_driver.hpp"
-#include "portable/decode_params.hpp"
 
 namespace {
 

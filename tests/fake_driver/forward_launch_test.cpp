@@ -19,14 +19,14 @@
 #include "core/plan.hpp"
 #include "cuda/driver/driver.hpp"
 #include "cuda/driver/gpus.hpp"
-#include "cuda/forward_sm80/config.hpp"
-#include "cuda/forward_sm90/config.hpp"
 #include "cuda/kernels.hpp"
-#include "cuda/ladder/config.hpp"
+#include "cuda/kernels/classify/params.cuh"
+#include "cuda/kernels/forward_sm80/config.hpp"
+#include "cuda/kernels/forward_sm90/config.hpp"
+#include "cuda/kernels/forward_sm90/params.cuh"
+#include "cuda/kernels/ladder/config.hpp"
+#include "cuda/kernels/ladder/params.cuh"
 #include "fake_driver.hpp"
-#include "portable/classify.hpp"
-#include "portable/forward_sm90.hpp"
-#include "portable/ladder_params.hpp"
 
 namespace {
 

@@ -8,8 +8,8 @@
 #include "child.hpp"
 #include "core/plan.hpp"
 #include "cuda/kernels.hpp"
+#include "cuda/kernels/merge/params.cuh"
 #include "fake_driver.hpp"
-#include "portable/merge_params.hpp"
 
 namespace {
 

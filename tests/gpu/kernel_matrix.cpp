@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "cases/arguments.hpp"
-#include "cuda/forward_sm80/config.hpp"
+#include "cuda/kernels/forward_sm80/config.hpp"
 
 namespace tessella::kernel_matrix {
 

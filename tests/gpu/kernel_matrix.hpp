@@ -10,7 +10,7 @@
 
 #include "core/arguments.hpp"
 #include "cuda/compile/cubin_store.hpp"
-#include "cuda/forward_sm90/recipe.hpp"
+#include "cuda/kernels/forward_sm90/recipe.hpp"
 #include "cuda/launch/recipe.hpp"
 
 namespace tessella::kernel_matrix {

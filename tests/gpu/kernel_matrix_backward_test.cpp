@@ -6,11 +6,11 @@
 #include <span>
 #include <string>
 
-#include "cuda/backward_sm80/recipe.hpp"
-#include "cuda/backward_sm90/recipe.hpp"
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/compile/nvrtc.hpp"
-#include "cuda/forward_sm80/config.hpp"
+#include "cuda/kernels/backward_sm80/recipe.hpp"
+#include "cuda/kernels/backward_sm90/recipe.hpp"
+#include "cuda/kernels/forward_sm80/config.hpp"
 #include "gpu/kernel_matrix.hpp"
 
 namespace tessella::kernel_matrix {

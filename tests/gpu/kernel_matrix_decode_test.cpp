@@ -12,9 +12,9 @@
 #include "cases/arguments.hpp"
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/compile/nvrtc.hpp"
-#include "cuda/decode/config.hpp"
-#include "cuda/decode/recipe.hpp"
-#include "cuda/forward_sm80/config.hpp"
+#include "cuda/kernels/decode/config.hpp"
+#include "cuda/kernels/decode/recipe.hpp"
+#include "cuda/kernels/forward_sm80/config.hpp"
 #include "gpu/kernel_matrix.hpp"
 
 namespace tessella::kernel_matrix {

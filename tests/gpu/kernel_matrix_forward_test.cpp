@@ -11,10 +11,10 @@
 #include "core/error.hpp"
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/compile/nvrtc.hpp"
-#include "cuda/forward_f8_sm90/recipe.hpp"
-#include "cuda/forward_sm80/config.hpp"
-#include "cuda/forward_sm80/recipe.hpp"
-#include "cuda/forward_sm90/recipe.hpp"
+#include "cuda/kernels/forward_f8_sm90/recipe.hpp"
+#include "cuda/kernels/forward_sm80/config.hpp"
+#include "cuda/kernels/forward_sm80/recipe.hpp"
+#include "cuda/kernels/forward_sm90/recipe.hpp"
 #include "gpu/kernel_matrix.hpp"
 
 namespace tessella::kernel_matrix {

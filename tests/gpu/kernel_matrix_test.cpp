@@ -10,15 +10,15 @@
 #include <cstring>
 #include <string>
 
-#include "cuda/append/recipe.hpp"
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/compile/nvrtc.hpp"
-#include "cuda/copy_pages/recipe.hpp"
-#include "cuda/forward_sm80/config.hpp"
-#include "cuda/forward_widened/recipe.hpp"
-#include "cuda/ladder/recipe.hpp"
-#include "cuda/merge/recipe.hpp"
-#include "cuda/quantize/recipe.hpp"
+#include "cuda/kernels/append/recipe.hpp"
+#include "cuda/kernels/copy_pages/recipe.hpp"
+#include "cuda/kernels/forward_sm80/config.hpp"
+#include "cuda/kernels/forward_widened/recipe.hpp"
+#include "cuda/kernels/ladder/recipe.hpp"
+#include "cuda/kernels/merge/recipe.hpp"
+#include "cuda/kernels/quantize/recipe.hpp"
 #include "gpu/kernel_matrix.hpp"
 
 namespace tessella::kernel_matrix {
@@ -130,7 +130,8 @@ TEST(KernelMatrixWidened, CompilesWithoutSpills) {
     for (const int arch : {80, 90}) {
       Recipe recipe = forward_widened_recipe(shape, typical_device(arch));
       ASSERT_EQ(recipe.ineligible, "");
-      std::erase_if(recipe.steps, [](const Step& step) { return step.program.header != "cuda/device/widen.hpp"; });
+      std::erase_if(recipe.steps,
+                    [](const Step& step) { return step.program.header != "cuda/kernels/forward_widened/widen.cuh"; });
       ASSERT_EQ(recipe.steps.size(), 2U);
       expect_small(store, recipe, arch);
     }

@@ -112,7 +112,7 @@ TEST(DeviceSources, AreReachedThroughIncludes) {
     return false;
   };
   const std::vector<DeviceSource> headers = headers_of({.header = "portable/band.hpp"});
-  EXPECT_TRUE(has(headers, "cuda/device/prelude.hpp"));
+  EXPECT_TRUE(has(headers, "cuda/device/prelude.cuh"));
   EXPECT_TRUE(has(headers, "portable/band.hpp"));
   EXPECT_TRUE(has(headers, "portable/integers.hpp"));
   EXPECT_FALSE(has(headers, "portable/dropout.hpp"));

@@ -11,8 +11,8 @@
 
 #include "cases/arguments.hpp"
 #include "core/sequence.hpp"
-#include "cuda/forward_sm80/config.hpp"
-#include "cuda/forward_sm90/config.hpp"
+#include "cuda/kernels/forward_sm80/config.hpp"
+#include "cuda/kernels/forward_sm90/config.hpp"
 
 namespace {
 

@@ -10,13 +10,13 @@
 #include "cases/arguments.hpp"
 #include "core/arguments.hpp"
 #include "core/error.hpp"
-#include "cuda/backward_sm80/config.hpp"
 #include "cuda/compile/expression.hpp"
-#include "cuda/forward_sm80/config.hpp"
-#include "cuda/forward_sm90/config.hpp"
+#include "cuda/kernels/backward_sm80/config.hpp"
+#include "cuda/kernels/classify/params.cuh"
+#include "cuda/kernels/forward_sm80/config.hpp"
+#include "cuda/kernels/forward_sm90/config.hpp"
+#include "cuda/kernels/ladder/params.cuh"
 #include "cuda/launch/score_config.hpp"
-#include "portable/classify.hpp"
-#include "portable/ladder_params.hpp"
 
 namespace {
 

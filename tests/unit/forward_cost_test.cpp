@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "cases/arguments.hpp"
-#include "cuda/forward_sm80/config.hpp"
+#include "cuda/kernels/forward_sm80/config.hpp"
 #include "portable/query_tiles.hpp"
 
 namespace {

@@ -21,7 +21,7 @@ SoftcapParams params(double scale, double softcap) {
   return softcap_params(p);
 }
 
-// As device/score/score.hpp has it.
+// As device/score/score.cuh has it.
 double by_series(const SoftcapParams& of, double product) {
   const double square = product * product;
   return product * ((of.series[2] * square + of.series[1]) * square + of.series[0]);

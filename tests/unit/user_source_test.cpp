@@ -7,8 +7,8 @@
 #include "core/error.hpp"
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/compile/nvrtc.hpp"
-#include "cuda/forward_sm80/config.hpp"
-#include "cuda/forward_sm80/recipe.hpp"
+#include "cuda/kernels/forward_sm80/config.hpp"
+#include "cuda/kernels/forward_sm80/recipe.hpp"
 
 namespace {
 

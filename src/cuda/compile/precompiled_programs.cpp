@@ -2,16 +2,16 @@
 
 #include <algorithm>
 
-#include "cuda/append/recipe.hpp"
-#include "cuda/backward_sm80/recipe.hpp"
-#include "cuda/backward_sm90/recipe.hpp"
-#include "cuda/copy_pages/recipe.hpp"
-#include "cuda/decode/recipe.hpp"
-#include "cuda/forward_sm80/config.hpp"
-#include "cuda/forward_sm80/recipe.hpp"
-#include "cuda/forward_sm90/recipe.hpp"
-#include "cuda/merge/recipe.hpp"
-#include "cuda/quantize/recipe.hpp"
+#include "cuda/kernels/append/recipe.hpp"
+#include "cuda/kernels/backward_sm80/recipe.hpp"
+#include "cuda/kernels/backward_sm90/recipe.hpp"
+#include "cuda/kernels/copy_pages/recipe.hpp"
+#include "cuda/kernels/decode/recipe.hpp"
+#include "cuda/kernels/forward_sm80/config.hpp"
+#include "cuda/kernels/forward_sm80/recipe.hpp"
+#include "cuda/kernels/forward_sm90/recipe.hpp"
+#include "cuda/kernels/merge/recipe.hpp"
+#include "cuda/kernels/quantize/recipe.hpp"
 
 namespace tessella::cuda {
 

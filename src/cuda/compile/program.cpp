@@ -5,7 +5,7 @@
 namespace tessella::cuda {
 namespace {
 
-constexpr std::string_view kPrelude = "cuda/device/prelude.hpp";
+constexpr std::string_view kPrelude = "cuda/device/prelude.cuh";
 constexpr std::string_view kUser = "user.hpp";
 
 // The names in lines `#include "name"`, in order, even in comments or strings: one too many does no harm.

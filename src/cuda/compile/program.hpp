@@ -13,7 +13,7 @@
 namespace tessella::cuda {
 
 struct Program {
-  std::string header;          // "cuda/device/forward_sm80.hpp"
+  std::string header;          // "cuda/kernels/forward_sm80/forward_sm80.cuh"
   std::string expression;      // "tessella::device::forward_sm80<tessella::Config{.tile_q = 128}>"
   std::string user_source;     // device code includes it as "user.hpp", even if it is empty
   bool arch_specific = false;  // needs sm_90a where others take sm_90

@@ -12,7 +12,7 @@ std::string function(std::string_view head, std::string_view name, std::string_v
 }
 
 constexpr const char* kBegin =
-    "#pragma once\n#include \"cuda/device/score/arrays.hpp\"\nnamespace tessella::device::user {\n";
+    "#pragma once\n#include \"cuda/device/score/arrays.cuh\"\nnamespace tessella::device::user {\n";
 constexpr const char* kEnd = "}  // namespace tessella::device::user\n";
 
 std::string functions(std::string_view score_mod, std::string_view mask_mod) {

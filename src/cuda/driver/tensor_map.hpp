@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/arguments.hpp"
-#include "portable/forward_sm90.hpp"
+#include "cuda/kernels/forward_sm90/params.cuh"
 
 namespace tessella::cuda {
 
@@ -16,7 +16,7 @@ struct Box {
   int32_t columns, rows;
 };
 
-// A map of a tensor for such boxes, swizzled as device/tile/tile.hpp says. Elements are whole bytes; addresses and
+// A map of a tensor for such boxes, swizzled as device/tile/tile.cuh says. Elements are whole bytes; addresses and
 // strides must be multiples of 16 bytes, strides below 2^40. Error(device) if the driver reports one.
 portable::TensorMap tensor_map(const core::Operand& operand, const TensorSizes& sizes, Box of_copy);
 

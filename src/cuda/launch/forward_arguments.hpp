@@ -5,11 +5,11 @@
 
 #include "core/arguments.hpp"
 #include "cuda/driver/gpus.hpp"
+#include "cuda/kernels/forward_sm90/params.cuh"
 #include "cuda/launch/forward_tiles.hpp"
 #include "cuda/launch/sections.hpp"
 #include "cuda/launch/tile_map.hpp"
 #include "portable/forward_params.hpp"
-#include "portable/forward_sm90.hpp"
 
 namespace tessella::cuda {
 

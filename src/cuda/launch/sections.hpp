@@ -1,4 +1,4 @@
-// How many heads run at the same time (device/schedule/schedule.hpp).
+// How many heads run at the same time (device/tile/work_tile.cuh).
 #pragma once
 
 #include "core/shape.hpp"

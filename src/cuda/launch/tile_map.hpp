@@ -1,5 +1,5 @@
-// The classes of a call's tiles (device/score/classify.hpp), for element masks and bands that are not contiguous: how
-// many maps there are and which map each batch and head uses.
+// The classes of a call's tiles (kernels/classify/classify.cuh), for element masks and bands that are not contiguous:
+// how many maps there are and which map each batch and head uses.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,87 @@
+#include "cuda/kernels/classify/classify.hpp"
+
+#include <utility>
+
+#include "core/message.hpp"
+#include "cuda/compile/expression.hpp"
+#include "cuda/kernels/classify/params.cuh"
+#include "cuda/launch/forward_arguments.hpp"
+
+namespace tessella::cuda {
+namespace {
+
+using core::AttentionArguments;
+using core::Feature;
+using portable::ClassifyConfig;
+
+// The tiles by which a mask's map is made, whatever kernel reads it.
+ForwardTiles map_tiles(const ForwardTiles& of_kernel) {
+  ForwardTiles tiles = of_kernel;
+  tiles.tile_q = portable::kMapQueries;
+  tiles.tile_kv = portable::kMapKeys;
+  return tiles;
+}
+
+int64_t bytes_of_map(const TileMap& map, const core::AttentionShape& p) {
+  constexpr int64_t kWordBytes = 2 * sizeof(uint32_t);
+  return map.maps() * map.tiles_q * ((p.seqlen_kv + 31) / 32) * kWordBytes;
+}
+
+// A block for each tile of the call's tile map.
+Step pass(const char* kernel, const ClassifyConfig& config, const ForwardTiles& tiles, const std::string& user_source,
+          ForwardParamsOf params) {
+  return {.program = {.header = "cuda/kernels/classify/classify.cuh",
+                      .expression = expression(kernel, "ClassifyConfig", config),
+                      .user_source = user_source},
+          .threads = config.has_map ? 32u : portable::kClassifyWarps * 32u,
+          .shared_bytes = portable::kClassifyBytes,
+          .launch = [tiles, params = std::move(params)](const core::Shape&, const core::Arguments& call,
+                                                        const Concurrency& at_once,
+                                                        const core::Workspace& workspace) -> std::optional<Launch> {
+            const AttentionArguments& arguments = core::attention(call);
+            const TileMap map = tile_map(arguments, tiles);
+            if (map.bytes() == 0 || !has_rows(arguments, map)) return std::nullopt;
+            return Launch{{static_cast<unsigned>(map.bytes()), 1, 1},
+                          Parameters(params(arguments, map, workspace, at_once))};
+          }};
+}
+
+}  // namespace
+
+void add_mask_passes(Recipe& recipe, const core::AttentionShape& bounds, const ForwardTiles& tiles,
+                     const std::string& user_source, ForwardParamsOf params) {
+  if (tiles.score.mask != portable::MaskLevel::bits) return;
+  const bool has_map = bounds.features.has(Feature::schedule);
+  ClassifyConfig config = portable::classify_config(tiles.score, tiles.tile_q, tiles.tile_kv);
+  if (has_map) {
+    const ForwardTiles of_map = map_tiles(tiles);
+    const ClassifyConfig making = portable::classify_config(tiles.score, of_map.tile_q, of_map.tile_kv);
+    recipe.schedule_bytes = bytes_of_map(largest_tile_map(bounds, of_map), bounds);
+    recipe.schedule.push_back(pass(
+        "map_mask", making, of_map, user_source,
+        [of_map](const AttentionArguments& arguments, const TileMap& map, const core::Workspace&,
+                 const Concurrency& at_once) { return forward_params(arguments, of_map, map, nullptr, at_once); }));
+    config.masks = {.mask = portable::MaskLevel::bits};
+    config.has_map = true;
+  }
+  recipe.steps.push_back(
+      pass("classify_tiles", config, tiles, has_map ? std::string() : user_source, std::move(params)));
+}
+
+std::string no_mask_map(const core::AttentionShape& p, const ForwardTiles& tiles) {
+  if (!p.features.has(Feature::schedule)) return "";
+  if (p.features.has_any(core::kMappedMasks)) return too_large(p, map_tiles(tiles));
+  return "a schedule beside many queries is the map of a mask, and the call has none of document, dense, block_map and "
+         "mask_mod";
+}
+
+int64_t mask_map_bytes(const core::Arguments& call) {
+  const AttentionArguments& arguments = core::attention(call);
+  struct {
+    portable::ScoreConfig score{.mask = portable::MaskLevel::bits};
+    int32_t head_dim_v = 0, tile_q = portable::kMapQueries, tile_kv = portable::kMapKeys;
+  } tiles;
+  return bytes_of_map(tile_map(arguments, ForwardTiles(tiles)), arguments);
+}
+
+}  // namespace tessella::cuda

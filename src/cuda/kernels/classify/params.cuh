@@ -1,0 +1,41 @@
+// The configuration of the passes over a mask (kernels/classify/classify.cuh).
+#pragma once
+
+#include "portable/forward_params.hpp"
+#include "portable/score_config.hpp"
+
+namespace tessella::portable {
+
+inline constexpr int32_t kClassifyWarps = 4;                                // of a block, which reads a tile
+inline constexpr int32_t kClassifyBytes = kClassifyWarps * kSeenWords * 8;  // of shared memory: the keys of each warp
+
+// The map of a mask: for each batch and head of its own, each 64 queries and each 32 keys two words, what some query
+// sees and what no query has hidden (device::KeyBits).
+inline constexpr int32_t kMapQueries = 64;
+inline constexpr int32_t kMapKeys = 128;  // of the tile that a block reads
+
+struct ClassifyConfig {
+  ScoreConfig masks;  // nothing but its masks
+  int32_t tile_q = 0;
+  int32_t tile_kv = 0;
+  bool has_map = false;  // the mask's map is read, and not the mask
+  bool operator==(const ClassifyConfig&) const = default;
+};
+
+template <class Visit>
+constexpr void fields(const ClassifyConfig& c, const Visit& visit) {
+  visit("masks", c.masks);
+  visit("tile_q", c.tile_q);
+  visit("tile_kv", c.tile_kv);
+  visit("has_map", c.has_map);
+}
+
+// It knows the tiles' sizes and the masks, but no element type and no head dim, so that one program serves many
+// kernels.
+constexpr ClassifyConfig classify_config(const ScoreConfig& score, int32_t tile_q, int32_t tile_kv) {
+  ScoreConfig masks = masks_of(score);
+  masks.mask = MaskLevel::bits;
+  return {.masks = masks, .tile_q = tile_q, .tile_kv = tile_kv};
+}
+
+}  // namespace tessella::portable

@@ -1,0 +1,51 @@
+#include "cuda/kernels/forward_sm90/hopper_forward.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/message.hpp"
+
+namespace tessella::cuda {
+
+using core::AttentionArguments;
+using core::message;
+using portable::ForwardSm90Config;
+
+std::string unreadable_by_copy_engine(const core::AttentionShape& p) {
+  constexpr int32_t kAlignment = 16;
+  const int64_t piece = kAlignment / core::size_bytes(p.dtype());
+  if (p.alignment() < kAlignment || p.head_dim_qk % piece != 0 || p.head_dim_v % piece != 0) {
+    return message("the copy engine reads rows, heads and batches that start at multiples of ", kAlignment,
+                   " bytes; q, k and v are aligned to ", p.alignment(), " bytes, head dims are ", p.head_dim_qk,
+                   " and ", p.head_dim_v);
+  }
+  if (p.page_size % portable::kSwizzleRows != 0) {
+    return message("the copy engine reads pages of a multiple of ", portable::kSwizzleRows, " rows; these have ",
+                   p.page_size);
+  }
+  if (p.page_size != 0 && p.features.has(core::Feature::leftpad_kv)) {
+    return "leftpad_kv moves tiles of keys off the borders of pages";
+  }
+  if (const int64_t longest = std::max({p.seqlen_q, p.seqlen_kv}); longest > portable::kHopperLongest) {
+    return message("takes sequences of at most ", portable::kHopperLongest, " queries and keys; these have ", longest);
+  }
+  return "";
+}
+
+Step hopper_forward_step(const Program& program, const ForwardSm90Config& config, ForwardSm90ParamsOf params) {
+  return {
+      .program = program,
+      .threads = static_cast<unsigned>(num_threads(config)),
+      .shared_bytes = portable::forward_sm90_layout(config).bytes,
+      .launch = [config, params = std::move(params)](const core::Shape&, const core::Arguments& call,
+                                                     const Concurrency& at_once,
+                                                     const core::Workspace& workspace) -> std::optional<Launch> {
+        const AttentionArguments& arguments = core::attention(call);
+        const TileMap map = tile_map(arguments, config);
+        if (!has_rows(arguments, map)) return std::nullopt;
+        const int64_t blocks = std::min(forward_blocks(arguments, map), at_once.blocks);
+        return Launch{{static_cast<unsigned>(blocks), 1, 1}, Parameters(params(arguments, map, workspace, at_once))};
+      }};
+}
+
+}  // namespace tessella::cuda
