@@ -23,8 +23,8 @@
 #include "core/error.hpp"
 #include "core/message.hpp"
 #include "core/validate.hpp"
-#include "cuda/compile/prebuild.hpp"
 #include "cuda/driver/memory.hpp"
+#include "cuda/prebuild.hpp"
 #include "tessella/tessella.h"
 
 struct tessella_plan {

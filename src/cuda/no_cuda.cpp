@@ -1,9 +1,9 @@
 // A build without the CUDA backend: an empty table and no devices, so that callers hold no #ifdef.
 #include "core/error.hpp"
-#include "cuda/compile/prebuild.hpp"
 #include "cuda/driver/memory.hpp"
 #include "cuda/info.hpp"
 #include "cuda/kernels.hpp"
+#include "cuda/prebuild.hpp"
 
 namespace tessella::cuda {
 

@@ -18,8 +18,17 @@ ARROWS = {
     "src/cpu": {"src/cpu", "src/cpu/amx", "src/cpu/vector", "src/core", "src/portable"},
     "src/cpu/amx": {"src/cpu/amx", "src/cpu/vector", "src/cpu", "src/core", "src/portable"},
     "src/cpu/vector": {"src/cpu/vector", "src/cpu", "src/core", "src/portable"},
-    "src/cuda": {"src/cuda", "src/core", "src/portable"},
+    "src/cuda/driver": {"src/cuda/driver", "src/core", "src/portable"},
+    "src/cuda/compile": {"src/cuda/compile", "src/cuda/driver", "src/core", "src/portable"},
+    "src/cuda/launch": {"src/cuda/launch", "src/cuda/compile", "src/cuda/driver", "src/core", "src/portable"},
+    # The table of kernels, and what stands over all of it.
+    "src/cuda": {"src/cuda", "src/cuda/launch", "src/cuda/compile", "src/cuda/driver", "src/core", "src/portable"},
     "src/cuda/device": {"src/cuda/device", "src/portable"},
+    "src/cuda/device/ptx": {"src/cuda/device/ptx", "src/portable"},
+    "src/cuda/device/tile": {"src/cuda/device/tile", "src/cuda/device/ptx", "src/portable"},
+    "src/cuda/device/score": {"src/cuda/device/score", "src/cuda/device/tile", "src/cuda/device/ptx", "src/portable"},
+    "src/cuda/device/schedule": {"src/cuda/device/schedule", "src/cuda/device/score", "src/cuda/device/tile",
+                                 "src/cuda/device/ptx", "src/portable"},
     "src/parallel": {"src/parallel", "src/core", "src/portable"},
     "src/api": {"src/api", "src/core", "src/portable", "src/parallel", "include/tessella"},
     "apps": {"apps", "include/tessella"},
@@ -28,7 +37,7 @@ ARROWS = {
     "examples": {"examples", "include/tessella"},
 }
 # The tables of kernels, which api hands to choose(); and what oracle, thread count and device memory offer the API layer.
-TABLES = re.compile(r"src/(reference|cpu|cuda)/(driver/|compile/)?(kernels|attention|check|ladder|parallel|memory|info|prebuild)\.hpp")
+TABLES = re.compile(r"src/(reference|cpu|cuda)/(driver/)?(kernels|attention|check|ladder|parallel|memory|info|prebuild)\.hpp")
 TABLE_USERS = ("src/api",)
 # Headers of other projects stay behind these walls: folders, or single files.
 FOREIGN = {
@@ -42,9 +51,24 @@ FOREIGN = {
     "CLI/": ("apps/tessella/options/command_line.cpp",),
     "nlohmann/": ("apps/tessella/files/json.cpp", "apps/tessella/files/json_reader.cpp"),
 }
-# The device compiler finds our own headers, the source of the user's modifications, and nothing else.
-DEVICE = "src/cuda/device"
+# Each family of GPU kernels is a room, src/cuda/kernels/NAME: it may include from itself, from what is below all rooms,
+# and from the rooms here, on which it is built.
+ROOMS = "src/cuda/kernels"
+BELOW_ROOMS = {folder for folder in ARROWS if folder.startswith("src/cuda/")} | {"src/core", "src/portable"}
+BUILT_ON = {
+    "backward_sm80": {"classify"},
+    "backward_sm90": {"backward_sm80"},
+    "forward_sm80": {"classify"},
+    "forward_sm90": {"classify"},
+    "forward_f8_sm90": {"classify", "forward_sm90"},
+    "forward_widened": {"forward_f8_sm90", "forward_sm80", "forward_sm90"},
+    "ladder": {"backward_sm80", "forward_sm80"},
+}
+# The device compiler gets these files, the source of the user's modifications, and nothing else. Of a room's device code
+# the host includes params.cuh alone.
+DEVICE = re.compile(r"src/portable/.*\.hpp|src/cuda/.*\.cuh")
 DEVICE_FOREIGN = {"user.hpp"}
+HOST_MAY = re.compile(r".*/params\.cuh")
 FORBIDDEN_NAMES = re.compile(r"(^|[_-])(utils?|helpers?|commons?|misc|v2)([_.-]|$)")
 LONG = 500
 SOURCES = {".h", ".hpp", ".c", ".cpp", ".cc", ".cu", ".cuh", ".inl"}
@@ -63,8 +87,25 @@ def tracked(root):
 
 
 def folder_of(name):
+    if name.startswith(ROOMS + "/"):
+        return "/".join(name.split("/")[:4])
     matches = [folder for folder in ARROWS if name.startswith(folder + "/")]
     return max(matches, key=len) if matches else None
+
+
+def may_include(name, folder, target):
+    """Whether a file of a folder may include another file of the tree."""
+    to = folder_of(target)
+    if target.endswith(".cuh") and name.startswith("src/") and not DEVICE.fullmatch(name) and not HOST_MAY.fullmatch(target):
+        return False
+    if DEVICE.fullmatch(name) and not DEVICE.fullmatch(target):
+        return False
+    if folder.startswith(ROOMS + "/"):
+        built_on = {f"{ROOMS}/{room}" for room in BUILT_ON.get(folder.rsplit("/", 1)[-1], ())}
+        return to == folder or to in BELOW_ROOMS | built_on
+    if folder == "src/cuda" and to is not None and to.startswith(ROOMS + "/"):
+        return True
+    return to in ARROWS[folder] or (folder in TABLE_USERS and TABLES.fullmatch(target) is not None)
 
 
 def resolve(root, source, spelled):
@@ -103,13 +144,11 @@ def check(root):
                 for prefix, homes in FOREIGN.items():
                     if spelled.startswith(prefix) and folder not in homes and name not in homes:
                         errors.append(f"{name}:{line}: <{spelled}> belongs behind {', '.join(homes)}")
-                if folder == DEVICE and spelled not in DEVICE_FOREIGN:
+                if DEVICE.fullmatch(name) and folder != "src/portable" and spelled not in DEVICE_FOREIGN:
                     errors.append(f"{name}:{line}: the device compiler finds no <{spelled}>")
                 continue
-            to = folder_of(target)
-            if to in ARROWS[folder] or (folder in TABLE_USERS and TABLES.fullmatch(target)):
-                continue
-            errors.append(f"{name}:{line}: {folder} must not include {target}")
+            if not may_include(name, folder, target):
+                errors.append(f"{name}:{line}: {folder} must not include {target}")
     return errors, notes, num_includes
 
 
@@ -130,6 +169,13 @@ def self_test():
             "apps/tessella/main.cpp": '#include <tessella/tessella.h>\n#include "core/plan.hpp"\n#include <CLI/CLI.hpp>\n',
             "apps/tessella/options/command_line.cpp": "#include <CLI/App.hpp>\n",
             "src/cuda/device/tile/tile.cuh": '#include <cstdint>\n#include "user.hpp"\n#include "core/plan.hpp"\n',
+            "src/cuda/device/score/score.cuh": '#include "cuda/device/tile/tile.cuh"\n',
+            "src/cuda/device/tile/keys.cuh": '#include "cuda/device/score/score.cuh"\n',
+            "src/cuda/kernels/decode/params.cuh": "",
+            "src/cuda/kernels/decode/decode.cuh": '#include "cuda/device/score/score.cuh"\n',
+            "src/cuda/kernels/decode/recipe.cpp": '#include "cuda/kernels/decode/params.cuh"\n#include "cuda/kernels/decode/decode.cuh"\n',
+            "src/cuda/kernels/merge/merge.cuh": '#include "cuda/kernels/decode/decode.cuh"\n',
+            "src/cuda/launch/run.cpp": '#include "cuda/kernels/decode/params.cuh"\n',
             "src/stray.cpp": "",
         }
         for name, source in files.items():
@@ -143,8 +189,12 @@ def self_test():
                 "src/core/string_utils.hpp: the name says nothing about what is inside",
                 "src/cpu/amx/rows.hpp:2: <hwy/highway.h> belongs behind src/cpu/vector",
                 "src/cpu/vector/rows.hpp:1: src/cpu/vector must not include src/cpu/amx/rows.hpp",
+                "src/cuda/device/tile/keys.cuh:1: src/cuda/device/tile must not include src/cuda/device/score/score.cuh",
                 "src/cuda/device/tile/tile.cuh:1: the device compiler finds no <cstdint>",
-                "src/cuda/device/tile/tile.cuh:3: src/cuda/device must not include src/core/plan.hpp",
+                "src/cuda/device/tile/tile.cuh:3: src/cuda/device/tile must not include src/core/plan.hpp",
+                "src/cuda/kernels/decode/recipe.cpp:2: src/cuda/kernels/decode must not include src/cuda/kernels/decode/decode.cuh",
+                "src/cuda/kernels/merge/merge.cuh:1: src/cuda/kernels/merge must not include src/cuda/kernels/decode/decode.cuh",
+                "src/cuda/launch/run.cpp:1: src/cuda/launch must not include src/cuda/kernels/decode/params.cuh",
                 "src/reference/loops.cpp:1: <hwy/highway.h> belongs behind src/cpu/vector",
                 "src/stray.cpp: lies in no folder of the design"]
     if errors != expected or notes != ["src/cpu/query_tile.hpp: 600 lines"]:

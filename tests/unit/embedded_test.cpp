@@ -3,7 +3,7 @@
 
 #include "cuda/compile/embedded_cubins.hpp"
 #include "cuda/compile/find_cubin.hpp"
-#include "cuda/compile/precompiled_programs.hpp"
+#include "cuda/precompiled_programs.hpp"
 
 namespace {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/arguments.hpp"
-#include "cuda/kernels/forward_sm90/params.cuh"
+#include "portable/hopper.hpp"
 
 namespace tessella::cuda {
 

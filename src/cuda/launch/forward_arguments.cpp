@@ -28,18 +28,6 @@ portable::TableParams table(const core::Table<T>& t) {
 // One value a sequence.
 portable::TableParams of_sequences(const core::Table<int32_t>& t) { return {t.data, 0, t.batch_stride}; }
 
-int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
-
-// True if some row of out may need no product: a row without a query, or a query without a key. The host does not know
-// the values of tables and masks. Without these, a query whose own position is a key sees that key.
-bool may_have_zero_rows(const AttentionArguments& p, const portable::ScoreConfig& score) {
-  constexpr core::Features kLengths =
-      Feature::packed_q | Feature::packed_kv | Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv;
-  const bool keys_are_unknown = p.features.has_any(kLengths) || score.mask == portable::MaskLevel::bits;
-  const bool stands_elsewhere = p.features.has(Feature::causal_top_left) && p.seqlen_q != p.seqlen_kv;
-  return keys_are_unknown || stands_elsewhere || p.seqlen_q > p.seqlen_kv;
-}
-
 }  // namespace
 
 portable::OperandParams operand(const core::Operand& t) {
@@ -154,22 +142,6 @@ portable::ForwardParams forward_params(const AttentionArguments& p, const Forwar
   params.causal_top_left = p.features.has(Feature::causal_top_left) ? 1 : 0;
   params.out_element = core::element(p.out_dtype());
   params.out_vector_store = rows_are_aligned(p.out(), p.head_dim_v) ? 1 : 0;
-  return params;
-}
-
-portable::ForwardSm90Params forward_sm90_params(const AttentionArguments& p, const portable::ForwardSm90Config& config,
-                                                const TileMap& map, void* counter, void* scratch,
-                                                const Concurrency& at_once) {
-  portable::ForwardSm90Params params{};
-  params.forward = forward_params(p, config, map, static_cast<char*>(scratch) + map.seen_bytes(), at_once);
-  params.forward.seen_keys = static_cast<uint32_t*>(scratch);
-  for (int64_t* bound : {&params.forward.window_left, &params.forward.window_right, &params.forward.chunk}) {
-    *bound = std::min<int64_t>(*bound, portable::kHopperLongest);  // beyond it they say no more
-  }
-  params.counter = static_cast<uint32_t*>(counter);
-  params.num_query_tiles = narrow(forward_blocks(p, map));
-  params.may_have_zero_rows = may_have_zero_rows(p, config.score) ? 1 : 0;
-  params.box_kv = narrow(std::gcd<int64_t>(config.tile_kv, p.page_size));
   return params;
 }
 

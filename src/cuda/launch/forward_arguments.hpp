@@ -5,7 +5,6 @@
 
 #include "core/arguments.hpp"
 #include "cuda/driver/gpus.hpp"
-#include "cuda/kernels/forward_sm90/params.cuh"
 #include "cuda/launch/forward_tiles.hpp"
 #include "cuda/launch/sections.hpp"
 #include "cuda/launch/tile_map.hpp"
@@ -17,10 +16,8 @@ namespace tessella::cuda {
 portable::ForwardParams forward_params(const core::AttentionArguments& arguments, const ForwardTiles& tiles,
                                        const TileMap& map, void* map_data, const Concurrency& at_once);
 
-// The same for forward_sm90, without its tensor maps. counter: zero; scratch: of map.seen_bytes() + map.bytes().
-portable::ForwardSm90Params forward_sm90_params(const core::AttentionArguments& arguments,
-                                                const portable::ForwardSm90Config& config, const TileMap& map,
-                                                void* counter, void* scratch, const Concurrency& at_once);
+// Of what a kernel's bounds keep within 32 bits.
+inline int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
 
 portable::OperandParams operand(const core::Operand& tensor);
 // Whether all rows begin at multiples of 16 bytes and are whole pieces of 16.

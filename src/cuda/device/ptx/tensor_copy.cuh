@@ -1,7 +1,7 @@
 // Hopper's copy engine (TMA): boxes of a tensor, described by a tensor map, into shared memory and from there.
 #pragma once
 
-#include "cuda/kernels/forward_sm90/params.cuh"
+#include "portable/hopper.hpp"
 
 namespace tessella::device::ptx {
 

@@ -5,6 +5,7 @@
 #include "cuda/device/ptx/math.cuh"
 #include "cuda/device/score/arrays.cuh"
 #include "cuda/device/score/softmax.cuh"
+#include "cuda/device/tile/piece.cuh"
 #include "cuda/device/tile/sequence.cuh"
 #include "portable/forward_params.hpp"
 #include "portable/score_config.hpp"
@@ -14,17 +15,6 @@ namespace tessella::device {
 
 using portable::Element;
 using portable::ScoreConfig;
-
-template <Element E>
-__device__ __forceinline__ float to_float(const void* data, int64_t idx) {
-  if constexpr (E == Element::f32) {
-    return static_cast<const float*>(data)[idx];
-  } else if constexpr (E == Element::bf16) {
-    return __uint_as_float(static_cast<uint32_t>(static_cast<const uint16_t*>(data)[idx]) << 16);
-  } else {
-    return ptx::f16_to_float(static_cast<const uint16_t*>(data)[idx]);
-  }
-}
 
 template <ScoreConfig C>
 class Score {

@@ -1,7 +1,6 @@
 // Stores rows of a gradient from accumulators, which have the layout of ptx/mma.cuh.
 #pragma once
 
-#include "cuda/device/score/score.cuh"
 #include "cuda/device/tile/multiply.cuh"
 #include "cuda/device/tile/piece.cuh"
 #include "portable/backward_params.hpp"

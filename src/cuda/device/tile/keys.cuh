@@ -1,7 +1,7 @@
 // The key tiles that a query tile visits, in order, and which of their keys a warp sees.
 #pragma once
 
-#include "cuda/device/score/softmax.cuh"
+#include "cuda/device/tile/constants.cuh"
 #include "cuda/device/tile/sequence.cuh"
 #include "portable/tile_class.hpp"
 

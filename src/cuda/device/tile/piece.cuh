@@ -8,6 +8,17 @@ namespace tessella::device {
 
 using portable::Element;
 
+template <Element E>
+__device__ __forceinline__ float to_float(const void* data, int64_t idx) {
+  if constexpr (E == Element::f32) {
+    return static_cast<const float*>(data)[idx];
+  } else if constexpr (E == Element::bf16) {
+    return __uint_as_float(static_cast<uint32_t>(static_cast<const uint16_t*>(data)[idx]) << 16);
+  } else {
+    return ptx::f16_to_float(static_cast<const uint16_t*>(data)[idx]);
+  }
+}
+
 // Loads one element, or N elements that fill an aligned chunk of 16 bytes.
 template <Element E, int N>
 __device__ __forceinline__ void load_piece(const void* from, int64_t at, float (&values)[N]) {

@@ -1,7 +1,7 @@
 // Rows of out and lse that need no product.
 #pragma once
 
-#include "cuda/device/score/softmax.cuh"
+#include "cuda/device/tile/constants.cuh"
 #include "cuda/device/tile/sequence.cuh"
 #include "cuda/device/tile/work_tile.cuh"
 #include "portable/forward_params.hpp"

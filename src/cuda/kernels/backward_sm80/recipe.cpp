@@ -25,8 +25,6 @@ using portable::BackwardParams;
 using portable::BackwardSm80Config;
 
 int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
-int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
-
 // Tiles of a head's queries, those of packed sequences too (device/schedule/query_tiles.cuh).
 int64_t tiles_of_head(const AttentionShape& p, const BackwardSm80Config& c) {
   const int64_t rows = p.features.has(Feature::packed_q) ? p.total_q : p.batch * p.seqlen_q;

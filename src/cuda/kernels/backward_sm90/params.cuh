@@ -1,8 +1,8 @@
 // The configuration and parameters of backward_sm90's kernels, and their layouts of shared memory.
 #pragma once
 
-#include "cuda/kernels/forward_sm90/params.cuh"
 #include "portable/backward_params.hpp"
+#include "portable/hopper.hpp"
 
 namespace tessella::portable {
 

@@ -23,8 +23,6 @@ using portable::DecodeConfig;
 using portable::DecodeParams;
 using portable::divisor;
 
-int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
-
 int64_t sequences(const AttentionShape& p) { return p.batch + (p.features.has(Feature::packed_q) ? 1 : 0); }
 
 // Arrival counters of units with several clusters: one word for each block of a cluster.

@@ -1,6 +1,7 @@
 #include "cuda/kernels/forward_sm90/hopper_forward.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "core/message.hpp"
@@ -8,8 +9,23 @@
 namespace tessella::cuda {
 
 using core::AttentionArguments;
+using core::Feature;
 using core::message;
 using portable::ForwardSm90Config;
+
+namespace {
+
+// True if some row of out may need no product: a row without a query, or a query without a key. The host does not know
+// the values of tables and masks. Without these, a query whose own position is a key sees that key.
+bool may_have_zero_rows(const AttentionArguments& p, const portable::ScoreConfig& score) {
+  constexpr core::Features kLengths =
+      Feature::packed_q | Feature::packed_kv | Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv;
+  const bool keys_are_unknown = p.features.has_any(kLengths) || score.mask == portable::MaskLevel::bits;
+  const bool stands_elsewhere = p.features.has(Feature::causal_top_left) && p.seqlen_q != p.seqlen_kv;
+  return keys_are_unknown || stands_elsewhere || p.seqlen_q > p.seqlen_kv;
+}
+
+}  // namespace
 
 std::string unreadable_by_copy_engine(const core::AttentionShape& p) {
   constexpr int32_t kAlignment = 16;
@@ -30,6 +46,22 @@ std::string unreadable_by_copy_engine(const core::AttentionShape& p) {
     return message("takes sequences of at most ", portable::kHopperLongest, " queries and keys; these have ", longest);
   }
   return "";
+}
+
+portable::ForwardSm90Params forward_sm90_params(const AttentionArguments& p, const portable::ForwardSm90Config& config,
+                                                const TileMap& map, void* counter, void* scratch,
+                                                const Concurrency& at_once) {
+  portable::ForwardSm90Params params{};
+  params.forward = forward_params(p, config, map, static_cast<char*>(scratch) + map.seen_bytes(), at_once);
+  params.forward.seen_keys = static_cast<uint32_t*>(scratch);
+  for (int64_t* bound : {&params.forward.window_left, &params.forward.window_right, &params.forward.chunk}) {
+    *bound = std::min<int64_t>(*bound, portable::kHopperLongest);  // beyond it they say no more
+  }
+  params.counter = static_cast<uint32_t*>(counter);
+  params.num_query_tiles = narrow(forward_blocks(p, map));
+  params.may_have_zero_rows = may_have_zero_rows(p, config.score) ? 1 : 0;
+  params.box_kv = narrow(std::gcd<int64_t>(config.tile_kv, p.page_size));
+  return params;
 }
 
 Step hopper_forward_step(const Program& program, const ForwardSm90Config& config, ForwardSm90ParamsOf params) {

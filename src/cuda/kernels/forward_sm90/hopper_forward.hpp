@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 
+#include "cuda/kernels/forward_sm90/params.cuh"
 #include "cuda/launch/forward_arguments.hpp"
 #include "cuda/launch/recipe.hpp"
 
@@ -12,6 +13,11 @@ namespace tessella::cuda {
 
 // Why the copy engine cannot read the call's q, k and v, or "".
 std::string unreadable_by_copy_engine(const core::AttentionShape& shape);
+
+// The parameters, without tensor maps. counter: zero; scratch: of map.seen_bytes() + map.bytes().
+portable::ForwardSm90Params forward_sm90_params(const core::AttentionArguments& arguments,
+                                                const portable::ForwardSm90Config& config, const TileMap& map,
+                                                void* counter, void* scratch, const Concurrency& at_once);
 
 // The kernel's parameters, of the call's tile map.
 using ForwardSm90ParamsOf =

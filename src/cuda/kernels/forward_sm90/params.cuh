@@ -2,6 +2,7 @@
 #pragma once
 
 #include "portable/forward_params.hpp"
+#include "portable/hopper.hpp"
 #include "portable/score_config.hpp"
 
 namespace tessella::portable {
@@ -28,11 +29,6 @@ constexpr void fields(const ForwardSm90Config& c, const Visit& visit) {
   visit("scales", c.scales);
 }
 
-// Describes a tensor to Hopper's copy engine (CUtensorMap).
-struct alignas(128) TensorMap {
-  uint64_t opaque[16];
-};
-
 struct ForwardSm90Params {
   // (head_dim, row, head, batch); boxes of box_columns() and of 64 rows of q, box_kv of k and v, 16 of out, whose map
   // holds something only if out has 16 bits and rows that the engine can write (out_vector_store). v of 8 bits is
@@ -58,16 +54,10 @@ struct ForwardSm90Layout {
   int32_t bytes;
 };
 
-// Columns of a box: 128 bytes a row, which is what the swizzle takes.
-constexpr int32_t box_columns(Element element) { return 128 / size_bytes(element); }
 inline constexpr int32_t kWarpgroupRows = 64;  // of the tile of queries, and of a box of q
 inline constexpr int32_t kWarpRows = 16;       // of a warp, and of a box of out
-inline constexpr int32_t kSwizzleRows = 8;     // after which the swizzle repeats: what boxes begin at multiples of
 inline constexpr int32_t kSummaryBytes = 16;   // a loader's summary of a tile
-inline constexpr int32_t kBarrierBytes = 16;   // of a slot or stage: when full, when empty
 inline constexpr int32_t kQueryTileFills = 3;  // of a slot of query tiles, each with a barrier; one more when empty
-inline constexpr int32_t kHopperSharedBytes = 227 * 1024;
-inline constexpr int32_t kHopperLongest = 1 << 29;  // queries or keys: sums of three fit in 32 bits
 
 // Threads of a block: one warpgroup that loads, and those that multiply.
 constexpr int32_t num_threads(const ForwardSm90Config& c) { return 128 * (1 + c.tile_q / kWarpgroupRows); }

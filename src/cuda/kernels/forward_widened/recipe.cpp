@@ -31,8 +31,6 @@ using portable::WidenParams;
 using portable::WidenRows;
 using portable::WidenTensor;
 
-int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
-
 // Query rows that read a key together; with fewer, decoding reads caches of 8 bits where they are.
 constexpr int64_t kFewRows = 64;
 

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/kernels/forward_sm90/params.cuh"
 #include "emulator.hpp"
+#include "portable/hopper.hpp"
 
 namespace tessella::emulator {
 

@@ -1,4 +1,4 @@
-#include "cuda/compile/prebuild.hpp"
+#include "cuda/prebuild.hpp"
 
 #include <algorithm>
 #include <cstdio>
@@ -10,8 +10,8 @@
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/compile/find_cubin.hpp"
 #include "cuda/compile/nvrtc.hpp"
-#include "cuda/compile/precompiled_programs.hpp"
 #include "cuda/driver/gpus.hpp"
+#include "cuda/precompiled_programs.hpp"
 
 namespace tessella::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "cuda/compile/precompiled_programs.hpp"
+#include "cuda/precompiled_programs.hpp"
 
 #include <algorithm>
 

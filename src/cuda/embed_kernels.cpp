@@ -14,7 +14,7 @@
 
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/compile/nvrtc.hpp"
-#include "cuda/compile/precompiled_programs.hpp"
+#include "cuda/precompiled_programs.hpp"
 
 namespace {
 
