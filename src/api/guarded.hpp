@@ -9,8 +9,8 @@
 #include <string_view>
 
 #include "core/error.hpp"
-#include "core/float_mode.hpp"
 #include "core/message.hpp"
+#include "process/float_mode.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::api {
@@ -34,7 +34,7 @@ tessella_status guarded(Fn&& fn) noexcept {
   };
   // Host code that derives arguments, the reference and the comparator do not depend on the caller's mode. New threads
   // inherit the mode of the thread that creates them; kernels set their own (cpu/parallel.cpp).
-  const core::FloatMode mode(core::Subnormals::keep);
+  const process::FloatMode mode(process::Subnormals::keep);
   try {
     fn();
     return TESSELLA_OK;

@@ -5,9 +5,9 @@
 #include "api/kernel_tables.hpp"
 #include "core/environment.hpp"
 #include "core/message.hpp"
-#include "core/once.hpp"
 #include "cpu/parallel.hpp"
 #include "cuda/info.hpp"
+#include "process/once.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::api {
@@ -40,7 +40,7 @@ KernelStrings make_strings(const core::Kernel& kernel) {
 }  // namespace
 
 const KernelStrings& kernel_strings(const core::Kernel& kernel) {
-  const auto& strings = core::once([] {
+  const auto& strings = process::once([] {
     std::map<const core::Kernel*, KernelStrings> all;
     for (const core::KernelTable& table : kernel_tables()) {
       for (const core::Kernel& entry : table) all.emplace(&entry, make_strings(entry));

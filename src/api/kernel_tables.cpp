@@ -2,15 +2,15 @@
 
 #include <array>
 
-#include "core/once.hpp"
 #include "cpu/kernels.hpp"
 #include "cuda/kernels.hpp"
+#include "process/once.hpp"
 #include "reference/kernels.hpp"
 
 namespace tessella::api {
 
 std::span<const core::KernelTable> kernel_tables() {
-  return core::once([] {
+  return process::once([] {
     return std::array<core::KernelTable, 3>{cuda::cuda_kernels(), cpu::cpu_kernels(), reference::reference_kernels()};
   });
 }

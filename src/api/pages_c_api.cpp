@@ -4,9 +4,9 @@
 #include <span>
 
 #include "api/guarded.hpp"
-#include "core/fork.hpp"
 #include "core/message.hpp"
 #include "core/pages.hpp"
+#include "process/fork.hpp"
 #include "tessella/tessella.h"
 
 struct tessella_pages {
@@ -24,7 +24,7 @@ template <typename Object, typename Fn>
 tessella_status with_pages(Object* object, const char* function, Fn&& fn) {
   return guarded([&] {
     require(object, function, "pages");
-    const std::lock_guard lock(core::fork_mutex());
+    const std::lock_guard lock(process::fork_mutex());
     fn(object->pages);
   });
 }

@@ -8,8 +8,8 @@
 #include "api/kernel_tables.hpp"
 #include "core/choose.hpp"
 #include "core/fields.hpp"
-#include "core/once.hpp"
 #include "cpu/parallel.hpp"
+#include "process/once.hpp"
 
 namespace tessella::api {
 namespace {
@@ -61,7 +61,7 @@ class PlanCache {
 };
 
 PlanCache& plan_cache() {
-  return *core::once([] { return new PlanCache; });
+  return *process::once([] { return new PlanCache; });
 }
 
 }  // namespace

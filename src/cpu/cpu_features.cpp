@@ -3,7 +3,7 @@
 // signal stack too small for tile state: both must end in another kernel, never in a signal. CPU models are not asked.
 #include "cpu/cpu_features.hpp"
 
-#include "core/once.hpp"
+#include "process/once.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
@@ -69,7 +69,7 @@ std::string probe() { return "AMX needs x86-64 Linux"; }
 }  // namespace
 
 const std::string& amx_bf16_unavailable() {
-  return core::once([] { return probe(); });
+  return process::once([] { return probe(); });
 }
 
 }  // namespace tessella::cpu

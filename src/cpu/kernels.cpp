@@ -5,7 +5,6 @@
 #include <limits>
 #include <string>
 
-#include "core/once.hpp"
 #include "cpu/amx/backward_amx.hpp"
 #include "cpu/amx/forward_amx.hpp"
 #include "cpu/append.hpp"
@@ -16,6 +15,7 @@
 #include "cpu/vector/backward_vector.hpp"
 #include "cpu/vector/decode_vector.hpp"
 #include "cpu/vector/forward_vector.hpp"
+#include "process/once.hpp"
 
 namespace tessella::cpu {
 namespace {
@@ -38,7 +38,7 @@ constexpr core::Kernel vector_row(core::Operation operation, std::string_view na
   kernel.dtypes = dtype_bit(core::DType::f64) | dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) |
                   dtype_bit(core::DType::f16);
   kernel.max_head_dim = kMaxHeadDim;
-  kernel.unavailable = [](core::Device) { return core::once([] { return vector_unavailable(kSet); }); };
+  kernel.unavailable = [](core::Device) { return process::once([] { return vector_unavailable(kSet); }); };
   kernel.workspace = Row::workspace;
   kernel.threads = threads_for;
   kernel.describe = Row::describe;
@@ -250,7 +250,7 @@ auto all_kernels() {
 }  // namespace
 
 core::KernelTable cpu_kernels() {
-  return core::once([] { return all_kernels(); });
+  return process::once([] { return all_kernels(); });
 }
 
 }  // namespace tessella::cpu

@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "core/cancel.hpp"
-#include "core/float_mode.hpp"
-#include "core/once.hpp"
-#include "core/thread_limit.hpp"
 #include "cpu/openmp.hpp"
+#include "process/float_mode.hpp"
+#include "process/once.hpp"
+#include "process/thread_limit.hpp"
 
 #ifndef TESSELLA_STD_THREADS
 #include <oneapi/tbb/parallel_for.h>
@@ -31,7 +31,7 @@ namespace tessella::cpu {
 namespace {
 
 using core::end_if_cancelled;
-using core::thread_limit;
+using process::thread_limit;
 
 using Function = void (*)(void* context, int64_t task, int worker);
 
@@ -43,7 +43,7 @@ class Job {
 
   // Never throws: an exception stops further tasks, and finish() rethrows it.
   void work(int worker) noexcept {
-    const core::FloatMode mode(core::Subnormals::flush);
+    const process::FloatMode mode(process::Subnormals::flush);
     try {
       for (int64_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) {
         end_if_cancelled(cancel_);
@@ -103,7 +103,7 @@ bool in_arena() {
 }
 
 tbb::task_arena& own_arena() {
-  return *core::once([] { return new tbb::task_arena(thread_limit(), 1); });
+  return *process::once([] { return new tbb::task_arena(thread_limit(), 1); });
 }
 
 // One task a worker, handed to the arena's threads by the static partitioner's mailboxes: 6 us beyond the work itself
@@ -181,7 +181,7 @@ int threads_for(int requested) { return requested <= 0 ? max_threads() : std::mi
 void parallel_for(int64_t tasks, int num_threads, const int32_t* cancel, Function fn, void* context) {
   const int threads = static_cast<int>(std::min<int64_t>(tasks, std::min(num_threads, thread_limit())));
   if (threads <= 1) {
-    const core::FloatMode mode(core::Subnormals::flush);
+    const process::FloatMode mode(process::Subnormals::flush);
     for (int64_t task = 0; task < tasks; ++task) {
       end_if_cancelled(cancel);
       fn(context, task, 0);

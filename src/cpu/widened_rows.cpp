@@ -4,10 +4,10 @@
 #include <type_traits>
 
 #include "core/element.hpp"
-#include "core/once.hpp"
 #include "portable/float16.hpp"
 #include "portable/float8.hpp"
 #include "portable/int4.hpp"
+#include "process/once.hpp"
 
 namespace tessella::cpu {
 namespace {
@@ -20,7 +20,7 @@ using portable::Float16;
 using Numbers = std::array<float, 256>;
 template <typename T>
 const Numbers& numbers() {
-  return core::once([] {
+  return process::once([] {
     Numbers of_bytes{};
     for (size_t byte = 0; byte < of_bytes.size(); ++byte) {
       if constexpr (std::is_same_v<T, int8_t>) {

@@ -4,7 +4,6 @@
 #include <array>
 #include <limits>
 
-#include "core/once.hpp"
 #include "cuda/kernels/append/recipe.hpp"
 #include "cuda/kernels/backward_sm80/recipe.hpp"
 #include "cuda/kernels/backward_sm90/recipe.hpp"
@@ -20,6 +19,7 @@
 #include "cuda/kernels/quantize/params.cuh"
 #include "cuda/kernels/quantize/recipe.hpp"
 #include "cuda/launch/run.hpp"
+#include "process/once.hpp"
 
 namespace tessella::cuda {
 namespace {
@@ -201,7 +201,7 @@ constexpr KernelRow kFlash1 = {.name = "cuda.flash_1",
 }  // namespace
 
 core::KernelTable cuda_kernels() {
-  return core::once([] {
+  return process::once([] {
     return std::array{
         kernel<kForwardF8Sm90>(),    kernel<kForwardWidened>(), kernel<kDecode>(),       kernel<kForwardSm90>(),
         kernel<kForwardSm80>(),      kernel<kBackwardSm90>(),   kernel<kBackwardSm80>(), kernel<kMerge>(),

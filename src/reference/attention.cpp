@@ -10,7 +10,7 @@
 #include "core/amax.hpp"
 #include "core/cancel.hpp"
 #include "core/plan.hpp"
-#include "core/thread_limit.hpp"
+#include "process/thread_limit.hpp"
 #include "reference/element.hpp"
 #include "reference/rest.hpp"
 #include "reference/scaled_rows.hpp"
@@ -114,7 +114,7 @@ float plain_row(const AttentionArguments& p, const Sequence& s, int64_t head, in
 }
 
 int num_threads(int requested) {
-  const int limit = core::thread_limit();
+  const int limit = process::thread_limit();
   return requested > 0 ? std::min(requested, limit) : limit;
 }
 

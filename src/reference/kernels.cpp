@@ -4,8 +4,8 @@
 #include <limits>
 #include <type_traits>
 
-#include "core/once.hpp"
 #include "core/plan.hpp"
+#include "process/once.hpp"
 #include "reference/append.hpp"
 #include "reference/attention.hpp"
 #include "reference/backward.hpp"
@@ -48,7 +48,7 @@ core::Kernel ladder_kernel() {
 }  // namespace
 
 core::KernelTable reference_kernels() {
-  return core::once([] {
+  return process::once([] {
     return std::array{
         core::Kernel{
             .name = "reference.attention",

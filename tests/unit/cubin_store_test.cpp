@@ -281,7 +281,7 @@ TEST_F(CubinStoreTest, AChildForkedWhileOthersCompileCompilesToo) {
   GTEST_SKIP() << "AddressSanitizer's own locks do not survive a fork beside threads that allocate";
 #endif
 #ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "ThreadSanitizer takes the lock that a child begins anew for one it holds (core/fork.hpp)";
+  GTEST_SKIP() << "ThreadSanitizer takes the lock that a child begins anew for one it holds (process/fork.hpp)";
 #endif
   ::setenv("TESSELLA_CACHE_DIR", folder().c_str(), 1);
   cubin_store();  // the process's own, which knows of forks

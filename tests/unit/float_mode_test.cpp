@@ -1,5 +1,5 @@
 // The mode that work runs in, on the caller's thread and on others, and the caller's behind it.
-#include "core/float_mode.hpp"
+#include "process/float_mode.hpp"
 
 #include <gtest/gtest.h>
 
@@ -29,11 +29,11 @@ TEST(FloatMode, IsThatOfTheScope) {
     SCOPED_TRACE(mode.name);
     EXPECT_TRUE(keeps_mode(mode, [] {
       {
-        const core::FloatMode keeps(core::Subnormals::keep);
+        const process::FloatMode keeps(process::Subnormals::keep);
         EXPECT_FALSE(flushes());
         EXPECT_TRUE(rounds_to_nearest());
         {
-          const core::FloatMode flushing(core::Subnormals::flush);
+          const process::FloatMode flushing(process::Subnormals::flush);
           EXPECT_EQ(flushes(), kCanFlush);
           EXPECT_TRUE(rounds_to_nearest());
         }

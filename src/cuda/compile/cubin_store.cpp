@@ -10,8 +10,8 @@
 
 #include "core/error.hpp"
 #include "core/message.hpp"
-#include "core/once.hpp"
 #include "cuda/driver/driver.hpp"
+#include "process/once.hpp"
 
 namespace tessella::cuda {
 namespace {
@@ -104,7 +104,7 @@ void unlock_after_fork() {
 }  // namespace
 
 CubinStore& cubin_store() {
-  return *core::once([] {
+  return *process::once([] {
     auto* store = new CubinStore(DiskCache::default_folder(), nvrtc());
     made.store(store, std::memory_order_release);
     return store;

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "core/once.hpp"
+#include "process/once.hpp"
 
 __asm__(
     ".pushsection .rodata\n"
@@ -27,7 +27,7 @@ extern const char tessella_embedded_cubins_end[];
 namespace tessella::cuda {
 
 const std::map<std::string, EmbeddedCubin>& embedded_cubins() {
-  return core::once([] {
+  return process::once([] {
     std::map<std::string, EmbeddedCubin> read;
     const char* begin = static_cast<const char*>(tessella_embedded_cubins_begin);
     std::string_view rest(begin, static_cast<size_t>(tessella_embedded_cubins_end - begin));

@@ -10,9 +10,9 @@
 #include "core/environment.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
-#include "core/once.hpp"
 #include "cuda/compile/nvrtc_paths.hpp"
 #include "cuda/driver/driver.hpp"
+#include "process/once.hpp"
 
 namespace tessella::cuda {
 namespace {
@@ -79,7 +79,7 @@ Search search() {
 }
 
 const Search& searched() {
-  return core::once([] { return search(); });
+  return process::once([] { return search(); });
 }
 
 }  // namespace

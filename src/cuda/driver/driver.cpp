@@ -7,9 +7,9 @@
 #include <mutex>
 
 #include "core/error.hpp"
-#include "core/fork.hpp"
 #include "core/message.hpp"
-#include "core/once.hpp"
+#include "process/fork.hpp"
+#include "process/once.hpp"
 
 namespace tessella::cuda {
 namespace {
@@ -137,7 +137,7 @@ Library open_library() {
 
 // Never closed: other static destructors may still use it.
 const Library& library() {
-  return core::once([] { return open_library(); });
+  return process::once([] { return open_library(); });
 }
 
 Opened open() {
@@ -162,13 +162,13 @@ Opened open() {
 }
 
 const Opened& opened() {
-  return core::once([] { return open(); });
+  return process::once([] { return open(); });
 }
 
 // Grows with every library the process loads. The loader's lock on its list is not reset in a forked child, which would
 // wait for it for good.
 unsigned long long num_loads() {
-  const std::lock_guard lock(core::fork_mutex());
+  const std::lock_guard lock(process::fork_mutex());
   unsigned long long loads = 0;
   ::dl_iterate_phdr(
       [](dl_phdr_info* info, size_t, void* out) {
@@ -217,7 +217,7 @@ bool driver_is_loaded() {
   const unsigned long long loads = num_loads();
   if (loads_without.load(std::memory_order_relaxed) == loads) return false;
   // A child forked meanwhile would find the loader halfway through its search, and crash in its own.
-  const std::lock_guard lock(core::fork_mutex());
+  const std::lock_guard lock(process::fork_mutex());
   void* library = ::dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD);
   if (library == nullptr) {
     loads_without.store(loads, std::memory_order_relaxed);

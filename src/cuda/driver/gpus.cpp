@@ -9,8 +9,8 @@
 
 #include "core/error.hpp"
 #include "core/message.hpp"
-#include "core/once.hpp"
 #include "cuda/driver/driver.hpp"
+#include "process/once.hpp"
 
 namespace tessella::cuda {
 namespace {
@@ -54,7 +54,7 @@ std::unique_ptr<Device> read_device(const Driver& cu, int id) {
 }
 
 const std::vector<std::unique_ptr<Device>>& devices() {
-  return core::once([] {
+  return process::once([] {
     const Driver& cu = required_driver();
     int count = 0;
     check(cu.cuDeviceGetCount(&count), "cuDeviceGetCount");
@@ -90,7 +90,7 @@ std::optional<core::Device> device_of(const void* pointer) {
   using GetAttributes = decltype(Driver::cuPointerGetAttributes);
   if (pointer == nullptr || !driver_is_loaded()) return std::nullopt;
   // Whoever opened the driver may not have initialised it; asking it directly does not do so either.
-  const auto get_attributes = core::once([] {
+  const auto get_attributes = process::once([] {
     return reinterpret_cast<GetAttributes>(
         ::dlsym(::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), "cuPointerGetAttributes"));
   });

@@ -6,9 +6,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "core/fork.hpp"
+#include "process/fork.hpp"
 
-namespace tessella::core {
+namespace tessella::process {
 
 // The value of make(), a lambda of its own type: made by one thread, never destroyed, since calls may outlive static
 // destruction. A fork waits meanwhile: of a local static a child would wait for good for a thread that it does not
@@ -26,4 +26,4 @@ const std::invoke_result_t<Make>& once(Make&& make) {
   return *made.load(std::memory_order_relaxed);
 }
 
-}  // namespace tessella::core
+}  // namespace tessella::process

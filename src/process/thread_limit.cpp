@@ -1,6 +1,6 @@
 // Reads affinity and the CPU quota of the process's control groups, version 2 (cpu.max) and version 1
 // (cpu.cfs_quota_us). A quota may be set on any group above the process's own; the smallest counts.
-#include "core/thread_limit.hpp"
+#include "process/thread_limit.hpp"
 
 #include <sched.h>
 
@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "core/environment.hpp"
-#include "core/once.hpp"
+#include "process/once.hpp"
 
-namespace tessella::core {
+namespace tessella::process {
 namespace {
 
 int affinity_count() {
@@ -84,10 +84,10 @@ int cgroup_count() {
 
 int thread_limit() {
   return once([] {
-    const int wanted = environment_num_threads();
+    const int wanted = core::environment_num_threads();
     const int most = std::min(affinity_count(), cgroup_count());
     return wanted > 0 ? std::min(wanted, most) : most;
   });
 }
 
-}  // namespace tessella::core
+}  // namespace tessella::process

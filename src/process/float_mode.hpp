@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace tessella::core {
+namespace tessella::process {
 
 enum class Subnormals {
   keep,   // IEEE 754
@@ -23,4 +23,4 @@ class FloatMode {
   uint64_t callers_;  // control register
 };
 
-}  // namespace tessella::core
+}  // namespace tessella::process

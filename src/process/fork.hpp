@@ -6,7 +6,7 @@
 #include <memory>
 #include <mutex>
 
-namespace tessella::core {
+namespace tessella::process {
 namespace detail {
 
 // Never destroyed: calls may outlive static destruction.
@@ -27,4 +27,4 @@ inline Forever fork_mutex;
 // In the child it is free.
 inline std::recursive_mutex& fork_mutex() { return detail::fork_mutex.mutex; }
 
-}  // namespace tessella::core
+}  // namespace tessella::process

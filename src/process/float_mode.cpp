@@ -1,4 +1,4 @@
-#include "core/float_mode.hpp"
+#include "process/float_mode.hpp"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -6,7 +6,7 @@
 #include <cfenv>
 #endif
 
-namespace tessella::core {
+namespace tessella::process {
 namespace {
 
 #if defined(__x86_64__)
@@ -46,4 +46,4 @@ FloatMode::FloatMode(Subnormals subnormals) : callers_(read_mode()) {
 }
 FloatMode::~FloatMode() { write_mode(callers_); }
 
-}  // namespace tessella::core
+}  // namespace tessella::process
