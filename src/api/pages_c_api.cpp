@@ -24,7 +24,7 @@ template <typename Object, typename Fn>
 tessella_status with_pages(Object* object, const char* function, Fn&& fn) {
   return guarded([&] {
     require(object, function, "pages");
-    const std::lock_guard lock(process::fork_mutex());
+    const std::lock_guard lock(tessella::process::fork_mutex());
     fn(object->pages);
   });
 }

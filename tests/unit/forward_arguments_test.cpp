@@ -13,6 +13,7 @@
 #include "core/sequence.hpp"
 #include "cuda/kernels/forward_sm80/config.hpp"
 #include "cuda/kernels/forward_sm90/config.hpp"
+#include "cuda/kernels/forward_sm90/hopper_forward.hpp"
 
 namespace {
 

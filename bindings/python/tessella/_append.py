@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes as c
 import math
 from typing import Any
 
 from . import _declarations as d
 from ._arrays import Slot, require_array
 from ._call import is_swapped
-from ._cancel import Cancel, interruptible, pointer_of
+from ._cancel import Cancel
 from ._errors import Error, InvalidArgument, name_function
 from ._fields import cache_code
 from ._kinds import dlpack_stream, kind_of, stream_handle
-from ._library import failure, last_error, library
-from ._scalars import INT32, integer, string, switch
-
-_SHORT = 1 << 22  # elements that are moved: some milliseconds
-ROWS = ("k_new", "v_new", "k", "v", "q", "q_out")  # that have heads, and so a layout
+from ._operation_call import OperationCall
+from ._scalars import integer, switch
 
 
 def append(
@@ -135,16 +131,10 @@ def append(
             call.read({"q_out": arrays["q_out"]}, swapped, call.dlpack_stream)
         call.options.rotary_interleaved = switch("rotary_interleaved", rotary_interleaved)
         call.options.check_device_values = switch("check_device_values", check_device_values)
-        call.set_options(kernel, integer("num_sms", num_sms, INT32), integer("num_threads", num_threads, INT32))
-        if cancel is not None:
-            call.options.cancel = pointer_of("cancel", cancel)
-        status, said = call.run(handle)
+        call.complete(kernel, num_sms, num_threads, cancel, handle)
     except (Error, TypeError) as error:
         name_function(error, "append")
         raise
-    if status != d.OK:
-        is_confusing = swapped and status == d.INVALID_ARGUMENT
-        raise failure(status, "; layout 'bhsd' was swapped to this order first" if is_confusing else "", said)
     written = (k, v, *(arrays[name] for name in scales))
     return kind.results((arrays["q_out"], *written), (q_out, *written), False)
 
@@ -158,26 +148,14 @@ def rotary_arrays(rotary: Any) -> dict[str, Any]:
     return {"rotary_cos": rotary[0], "rotary_sin": rotary[1]}
 
 
-class AppendCall:
+class AppendCall(OperationCall):
     """The structs of one call."""
 
-    def __init__(self, slot_type: type[Slot] = Slot) -> None:
-        self.slot_type = slot_type
-        self.capsules: list[Any] = []  # views of other libraries' arrays, alive as long as the call
-        self.args = d.AppendArgs(struct_size=c.sizeof(d.AppendArgs))
-        self.options = d.AppendOptions(struct_size=c.sizeof(d.AppendOptions))
-        self.slots: dict[str, Slot] = {}
-        self.dlpack_stream: int | None = None
+    function = "append"
+    rows = ("k_new", "v_new", "k", "v", "q", "q_out")
 
-    def read(self, arrays: dict[str, Any], swapped: bool, stream: int | None) -> None:
-        """Views the arrays that are given."""
-        self.dlpack_stream = stream
-        for name, array in arrays.items():
-            if array is None:
-                continue
-            slot = self.slots[name] = self.slot_type(name, d.Tensor(), self.capsules)
-            slot.read(array, swapped and name in ROWS, stream)
-            setattr(self.args, name, slot.pointer)
+    def __init__(self, slot_type: type[Slot] = Slot) -> None:
+        super().__init__(d.AppendArgs, d.AppendOptions, slot_type)
 
     def set_quantization(self, scale_block: int, kv_dtype: Any) -> None:
         """Says what the bytes of k and v are, when they are read, and whose scales are computed."""
@@ -189,20 +167,7 @@ class AppendCall:
             if name in self.slots:
                 self.slots[name].view_as(code)
 
-    def set_options(self, kernel: str | None, num_sms: int, num_threads: int) -> None:
-        """Sets the fields of options that every operation has."""
-        self.options.kernel = None if kernel is None else string("kernel", kernel).encode()
-        self.options.num_sms, self.options.num_threads = num_sms, num_threads
-
-    def run(self, stream: int | None) -> tuple[int, str]:
-        """Calls C: the status and, of a failure, the message."""
-
-        def append() -> int:
-            status: int = library.tessella_append(c.byref(self.args), c.byref(self.options), stream)
-            return status
-
+    def work(self) -> tuple[d.Tensor, int]:
+        """The new rows."""
         new = [self.slots[name] for name in ("k_new", "v_new", "q") if name in self.slots]
-        if new[0].tensor.device_type == d.CPU and sum(math.prod(slot.shape) for slot in new) >= _SHORT:
-            return interruptible(append, self.options)
-        status = append()
-        return status, "" if status == d.OK else last_error()
+        return new[0].tensor, sum(math.prod(slot.shape) for slot in new)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes as c
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +9,10 @@ from typing import Any
 from . import _declarations as d
 from ._arrays import Slot, dtype_of, require_array
 from ._call import is_swapped, lse_shape
-from ._cancel import Cancel, interruptible, pointer_of
+from ._cancel import Cancel
 from ._errors import Error, InvalidArgument, name_function
 from ._kinds import dlpack_stream, kind_of, stream_handle
-from ._library import failure, last_error, library
-from ._scalars import INT32, integer, string
-
-_SHORT = 1 << 22  # elements of the states: some milliseconds
+from ._operation_call import OperationCall
 
 
 def merge(
@@ -66,18 +62,12 @@ def merge(
         kind = kind_of(outs[0])
         handle = stream_handle(stream, outs[0], kind) if kind.is_on_gpu(outs[0]) else None
         call = MergeCall(len(outs))
-        call.read(outs, lses, swapped, dlpack_stream(handle))
+        call.read_states(outs, lses, swapped, dlpack_stream(handle))
         made = call.outputs(kind, outs[0], out, lse, out_dtype)
-        call.set_options(kernel, integer("num_sms", num_sms, INT32), integer("num_threads", num_threads, INT32))
-        if cancel is not None:
-            call.options.cancel = pointer_of("cancel", cancel)
-        status, said = call.run(handle)
+        call.complete(kernel, num_sms, num_threads, cancel, handle)
     except (Error, TypeError) as error:
         name_function(error, "merge")
         raise
-    if status != d.OK:
-        is_confusing = swapped and status == d.INVALID_ARGUMENT
-        raise failure(status, "; layout 'bhsd' was swapped to this order first" if is_confusing else "", said)
     results: tuple[Any, Any] = kind.results(made, (out, lse), True)
     return results
 
@@ -99,66 +89,44 @@ def _pairs(states: Any) -> tuple[list[Any], list[Any]]:
     return outs, lses
 
 
-class MergeCall:
+class MergeCall(OperationCall):
     """The structs of one call."""
 
-    def __init__(self, num_states: int, slot_type: type[Slot] = Slot) -> None:
-        self.slot_type = slot_type
-        self.capsules: list[Any] = []  # views of other libraries' arrays, alive as long as the call
-        self.out_tensors, self.lse_tensors = (d.Tensor * num_states)(), (d.Tensor * num_states)()
-        self.args = d.MergeArgs(struct_size=c.sizeof(d.MergeArgs), num_states=num_states)
-        self.args.outs, self.args.lses = self.out_tensors, self.lse_tensors
-        self.options = d.MergeOptions(struct_size=c.sizeof(d.MergeOptions))
-        self.results = {name: slot_type(name, d.Tensor(), self.capsules) for name in ("out", "lse")}
-        self.shape: tuple[int, ...] = ()  # of the first out, not swapped
-        self.is_swapped = False
-        self.dlpack_stream: int | None = None
+    function = "merge"
+    rows = ("out",)
 
-    def read(self, outs: Sequence[Any], lses: Sequence[Any], swapped: bool, stream: int | None) -> None:
+    def __init__(self, num_states: int, slot_type: type[Slot] = Slot) -> None:
+        super().__init__(d.MergeArgs, d.MergeOptions, slot_type)
+        self.outs, self.lses = (d.Tensor * num_states)(), (d.Tensor * num_states)()
+        self.args.num_states, self.args.outs, self.args.lses = num_states, self.outs, self.lses
+        self.shape: tuple[int, ...] = ()  # of the first out, not swapped
+
+    def read_states(self, outs: Sequence[Any], lses: Sequence[Any], swapped: bool, stream: int | None) -> None:
         """Views the states."""
         self.is_swapped, self.dlpack_stream = swapped, stream
         for idx, (out, lse) in enumerate(zip(outs, lses)):
-            slot = self.slot_type(f"outs[{idx}]", self.out_tensors[idx], self.capsules)
+            slot = self.slot_type(f"outs[{idx}]", self.outs[idx], self.capsules)
             slot.read(out, swapped, stream)
             self.shape = self.shape if idx else slot.shape
-            self.slot_type(f"lses[{idx}]", self.lse_tensors[idx], self.capsules).read(lse, False, stream)
+            self.slot_type(f"lses[{idx}]", self.lses[idx], self.capsules).read(lse, False, stream)
 
     def outputs(self, kind: Any, like: Any, out: Any, lse: Any, out_dtype: Any) -> tuple[Any, Any]:
         """Views the outputs and makes those that are absent."""
-        code = self.out_tensors[0].dtype if out_dtype is None else dtype_of("out_dtype", out_dtype)
+        code = self.outs[0].dtype if out_dtype is None else dtype_of("out_dtype", out_dtype)
         if out is None:
             out = kind.empty("out", self.shape, code, like)
         else:
             kind_of(out).require_writable("out")
         if lse is None:
-            lse = kind.empty("lse", lse_shape(self.shape, self.is_swapped), self.lse_tensors[0].dtype, like)
+            lse = kind.empty("lse", lse_shape(self.shape, self.is_swapped), self.lses[0].dtype, like)
         else:
             kind_of(lse).require_writable("lse")
-        self.set_outputs(out, lse)
-        if out_dtype is not None and self.results["out"].tensor.dtype != code:
+        self.read({"out": out, "lse": lse}, self.is_swapped, self.dlpack_stream)
+        if out_dtype is not None and self.slots["out"].tensor.dtype != code:
             raise InvalidArgument(f"out is not of out_dtype, {out_dtype}, expected one of them or both the same")
         return out, lse
 
-    def set_outputs(self, out: Any, lse: Any) -> None:
-        """Views the outputs."""
-        for name, array, swapped in (("out", out, self.is_swapped), ("lse", lse, False)):
-            slot = self.results[name]
-            slot.read(array, swapped, self.dlpack_stream)
-            setattr(self.args, name, slot.pointer)
-
-    def run(self, stream: int | None) -> tuple[int, str]:
-        """Calls C: the status and, of a failure, the message."""
-
-        def merge() -> int:
-            status: int = library.tessella_merge(c.byref(self.args), c.byref(self.options), stream)
-            return status
-
-        if self.out_tensors[0].device_type == d.CPU and math.prod(self.shape) * self.args.num_states >= _SHORT:
-            return interruptible(merge, self.options)
-        status = merge()
-        return status, "" if status == d.OK else last_error()
-
-    def set_options(self, kernel: str | None, num_sms: int, num_threads: int) -> None:
-        """Sets the fields of options."""
-        self.options.kernel = None if kernel is None else string("kernel", kernel).encode()
-        self.options.num_sms, self.options.num_threads = num_sms, num_threads
+    def work(self) -> tuple[d.Tensor, int]:
+        """The states."""
+        first: d.Tensor = self.outs[0]
+        return first, math.prod(self.shape) * len(self.outs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes as c
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,14 +10,12 @@ from . import _declarations as d
 from ._append import rotary_arrays
 from ._arrays import Slot, dtype_of, require_array
 from ._call import is_swapped, lse_shape
-from ._cancel import Cancel, interruptible, pointer_of
+from ._cancel import Cancel
 from ._errors import Error, InvalidArgument, Unsupported, name_function
 from ._kinds import dlpack_stream, kind_of, stream_handle
-from ._library import failure, last_error, library
-from ._scalars import INT32, UINT64, integer, string, switch
+from ._operation_call import OperationCall
+from ._scalars import UINT64, integer, switch
 
-_SHORT = 1 << 20  # elements that are quantised: some milliseconds
-_ROWS = ("x", "out", "mean", "k_mean")  # that have heads, and so a layout
 _TILE = 128  # rows that a transposed array has whole multiples of
 SCALES = ("tensor", "head", "block", "token")
 
@@ -113,16 +110,10 @@ def quantize(
         call.write({"out": out, **made}, code, transposed)
         call.options.rotary_interleaved = switch("rotary_interleaved", rotary_interleaved)
         call.options.check_device_values = switch("check_device_values", check_device_values)
-        call.set_options(kernel, integer("num_sms", num_sms, INT32), integer("num_threads", num_threads, INT32))
-        if cancel is not None:
-            call.options.cancel = pointer_of("cancel", cancel)
-        status, said = call.run(handle)
+        call.complete(kernel, num_sms, num_threads, cancel, handle)
     except (Error, TypeError) as error:
         name_function(error, "quantize")
         raise
-    if status != d.OK:
-        is_confusing = swapped and status == d.INVALID_ARGUMENT
-        raise failure(status, "; layout 'bhsd' was swapped to this order first" if is_confusing else "", said)
     results = {"out": out, "scale": scales, **made}
     given = tuple({"out": out, "scale": scales}.get(name) for name in results)
     quantized: tuple[Any, ...] = kind.results(tuple(results.values()), given, True)
@@ -190,16 +181,10 @@ def dequantize(
         result = kind.empty("out", call.out_shape(), dtype_of("dtype", dtype), x) if out is None else out
         call.read({"out": result}, swapped, call.dlpack_stream)
         call.options.check_device_values = switch("check_device_values", check_device_values)
-        call.set_options(kernel, integer("num_sms", num_sms, INT32), integer("num_threads", num_threads, INT32))
-        if cancel is not None:
-            call.options.cancel = pointer_of("cancel", cancel)
-        status, said = call.run(handle)
+        call.complete(kernel, num_sms, num_threads, cancel, handle)
     except (Error, TypeError) as error:
         name_function(error, "dequantize")
         raise
-    if status != d.OK:
-        is_confusing = swapped and status == d.INVALID_ARGUMENT
-        raise failure(status, "; layout 'bhsd' was swapped to this order first" if is_confusing else "", said)
     return kind.results((result,), (out,), False)
 
 
@@ -278,29 +263,11 @@ def given_block(scale: Sequence[int] | None, rows: int, block: int | None) -> in
     return found
 
 
-class _Call:
+class _Call(OperationCall):
     """The structs of one call of either operation."""
 
-    function: str
-    args: Any
-    options: Any
-
-    def __init__(self, slot_type: type[Slot] = Slot) -> None:
-        self.slot_type = slot_type
-        self.capsules: list[Any] = []  # views of other libraries' arrays, alive as long as the call
-        self.slots: dict[str, Slot] = {}
-        self.is_swapped = False
-        self.dlpack_stream: int | None = None
-
-    def read(self, arrays: Mapping[str, Any], swapped: bool, stream: int | None) -> None:
-        """Views the arrays that are given."""
-        self.is_swapped, self.dlpack_stream = swapped, stream
-        for name, array in arrays.items():
-            if array is None:
-                continue
-            slot = self.slots[name] = self.slot_type(name, d.Tensor(), self.capsules)
-            slot.read(array, swapped and name in _ROWS, stream)
-            setattr(self.args, name, slot.pointer)
+    rows = ("x", "out", "mean", "k_mean")
+    short = 1 << 20
 
     def set_hadamard(self, seed: int | None) -> None:
         """Sets the matrix and its signs."""
@@ -308,24 +275,9 @@ class _Call:
             self.options.hadamard = 1
             self.options.hadamard_seed = integer("hadamard", seed, UINT64)
 
-    def set_options(self, kernel: str | None, num_sms: int, num_threads: int) -> None:
-        """Sets the fields of options that every operation has."""
-        self.options.kernel = None if kernel is None else string("kernel", kernel).encode()
-        self.options.num_sms, self.options.num_threads = num_sms, num_threads
-
-    def run(self, stream: int | None) -> tuple[int, str]:
-        """Calls C: the status and, of a failure, the message."""
-        run = getattr(library, f"tessella_{self.function}")
-
-        def call() -> int:
-            status: int = run(c.byref(self.args), c.byref(self.options), stream)
-            return status
-
-        slot = self.slots["x"]
-        if slot.tensor.device_type == d.CPU and math.prod(slot.shape) >= _SHORT:
-            return interruptible(call, self.options)
-        status = call()
-        return status, "" if status == d.OK else last_error()
+    def work(self) -> tuple[d.Tensor, int]:
+        """The rows."""
+        return self.slots["x"].tensor, math.prod(self.slots["x"].shape)
 
 
 class QuantizeCall(_Call):
@@ -334,9 +286,7 @@ class QuantizeCall(_Call):
     function = "quantize"
 
     def __init__(self, slot_type: type[Slot] = Slot) -> None:
-        super().__init__(slot_type)
-        self.args = d.QuantizeArgs(struct_size=c.sizeof(d.QuantizeArgs))
-        self.options = d.QuantizeOptions(struct_size=c.sizeof(d.QuantizeOptions))
+        super().__init__(d.QuantizeArgs, d.QuantizeOptions, slot_type)
         self.scale = ""
 
     def set_scales(self, scale: str, block: int) -> None:
@@ -384,9 +334,7 @@ class DequantizeCall(_Call):
     function = "dequantize"
 
     def __init__(self, slot_type: type[Slot] = Slot) -> None:
-        super().__init__(slot_type)
-        self.args = d.DequantizeArgs(struct_size=c.sizeof(d.DequantizeArgs))
-        self.options = d.DequantizeOptions(struct_size=c.sizeof(d.DequantizeOptions))
+        super().__init__(d.DequantizeArgs, d.DequantizeOptions, slot_type)
         self.seqlen = 0  # of transposed x
 
     def read_elements(self, x: Any, seqlen: int, code: int | None, swapped: bool, stream: int | None) -> None:

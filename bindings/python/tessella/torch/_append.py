@@ -212,7 +212,7 @@ def _copy_pages(
 ) -> None:
     call = CopyPagesCall(len(pools), TensorSlot)
     try:
-        call.read(pools, pairs, None)
+        call.read_pools(pools, pairs, None)
     except Error as error:
         name_function(error, "copy_pages")
         raise

@@ -101,9 +101,9 @@ def _run(
     outs = [tensor.resolve_neg() for tensor in outs]  # of tensors in lists torch does not do that itself
     lses = [tensor.resolve_neg() for tensor in lses]
     try:
-        call.read(outs, lses, is_swapped(layout), None)
+        call.read_states(outs, lses, is_swapped(layout), None)
         out, lse = _new_outputs(outs, lses, layout, out_dtype)
-        call.set_outputs(out, lse)
+        call.read({"out": out, "lse": lse}, call.is_swapped, None)
     except Error as error:
         name_function(error, "merge")
         raise
