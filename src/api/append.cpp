@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "api/backends.hpp"
 #include "api/grow.hpp"
 #include "api/host_copy.hpp"
 #include "api/tensor_reader.hpp"
@@ -13,7 +14,6 @@
 #include "core/message.hpp"
 #include "core/tensors.hpp"
 #include "core/validate.hpp"
-#include "cuda/driver/memory.hpp"
 
 namespace tessella::api {
 namespace {
@@ -355,7 +355,7 @@ reference::CheckReport check(const AppendArguments& arguments, int64_t num_rows,
     invalid("check: q_out is q, expected memory of its own: the append has written over what it read");
   }
   if (arguments.device.type == core::DeviceType::cpu) return reference::check_append(arguments, num_rows, seed);
-  cuda::synchronize(arguments.device);
+  backend_of(arguments.device).synchronize(arguments.device);
   const HostCopy copy(arguments, Copied::all, nullptr);
   core::validate_tables(copy.arguments(), "check");
   return reference::check_append(copy.arguments(), num_rows, seed);

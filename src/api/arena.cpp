@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "api/backends.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
-#include "cuda/driver/memory.hpp"
 
 namespace tessella::api {
 namespace {
@@ -52,28 +52,31 @@ void* allocate(size_t bytes, const char* function) {
 
 RunMemory::RunMemory(const core::WorkspaceSize& size, core::Device device, const tessella_allocator* allocator,
                      void* stream, const char* function)
-    : device_(device), allocator_(allocator), stream_(stream), function_(function) {
+    : device_(device),
+      gpu_(device.type == core::DeviceType::cpu ? nullptr : &backend_of(device)),
+      allocator_(allocator),
+      stream_(stream),
+      function_(function) {
   const size_t state = rounded_up(static_cast<size_t>(size.state_bytes), kAlignment);
   bytes_ = state + static_cast<size_t>(size.scratch_bytes);
   if (bytes_ == 0) return;
-  const bool is_cpu = device.type == core::DeviceType::cpu;
-  if (!is_cpu && state > 0 && state <= cuda::kStreamStateBytes) {
-    workspace_.state = cuda::stream_state(device, stream);
+  if (gpu_ != nullptr && state > 0 && state <= gpu_->stream_state_bytes) {
+    workspace_.state = gpu_->stream_state(device, stream);
     if (workspace_.state != nullptr) bytes_ -= state;
     if (bytes_ == 0) return;
   }
   block_ = allocator != nullptr ? take_from_caller()
-           : is_cpu             ? take_from_thread()
-                                : cuda::allocate_async(device, bytes_, stream);
+           : gpu_ == nullptr    ? take_from_thread()
+                                : gpu_->allocate(device, bytes_, stream);
   if (state == 0 || workspace_.state != nullptr) {
     workspace_.scratch = block_;
     return;
   }
   workspace_ = {block_, static_cast<std::byte*>(block_) + state};
-  if (is_cpu) {
+  if (gpu_ == nullptr) {
     std::memset(block_, 0, state);
   } else {
-    cuda::zero_async(device, block_, state, stream);
+    gpu_->zero(device, block_, state, stream);
   }
 }
 
@@ -110,8 +113,8 @@ RunMemory::~RunMemory() {
   if (block_ == nullptr) return;
   if (allocator_ != nullptr) {
     allocator_->free(block_, bytes_, stream_, allocator_->user);
-  } else if (device_.type != core::DeviceType::cpu) {
-    cuda::free_async(device_, block_, stream_);
+  } else if (gpu_ != nullptr) {
+    gpu_->free(device_, block_, stream_);
   } else if (block_ == t_block.data) {
     t_block.is_taken = false;
     if (t_block.bytes > kMaxRetained) {

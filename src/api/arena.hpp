@@ -3,7 +3,7 @@
 // few bytes of other memory to zero would take the stream 3 us before each kernel.
 #pragma once
 
-#include "core/kernel.hpp"
+#include "core/backend.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::api {
@@ -26,6 +26,7 @@ class RunMemory {
 
   core::Workspace workspace_;
   core::Device device_;
+  const core::Backend* gpu_;  // null on the CPU
   const tessella_allocator* allocator_;
   void* stream_;
   const char* function_;

@@ -5,13 +5,13 @@
 #include <string_view>
 
 #include "api/append.hpp"
+#include "api/backends.hpp"
 #include "api/backward.hpp"
 #include "api/copy_pages.hpp"
 #include "api/dlpack.hpp"
 #include "api/forward.hpp"
 #include "api/guarded.hpp"
 #include "api/info.hpp"
-#include "api/kernel_tables.hpp"
 #include "api/merge.hpp"
 #include "api/normalize.hpp"
 #include "api/plan_cache.hpp"
@@ -23,8 +23,6 @@
 #include "core/error.hpp"
 #include "core/message.hpp"
 #include "core/validate.hpp"
-#include "cuda/driver/memory.hpp"
-#include "cuda/prebuild.hpp"
 #include "tessella/tessella.h"
 
 struct tessella_plan {
@@ -195,7 +193,7 @@ tessella_status tessella_plan_initialize(const tessella_plan* plan, const tessel
     if (device.type == core::DeviceType::cpu) {
       std::memset(workspace->state, 0, needed);
     } else {
-      tessella::cuda::zero_async(device, workspace->state, needed, stream);
+      api::backend_of(device).zero(device, workspace->state, needed, stream);
     }
   });
 }
@@ -337,10 +335,12 @@ tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_call*
 
 tessella_status tessella_kernels_build(const char* archs, const char* kernel, tessella_progress progress, void* user) {
   return guarded([&] {
-    tessella::cuda::prebuild(archs == nullptr ? "" : archs, kernel == nullptr ? "" : kernel,
-                             [&](int num_done, int num_total, const std::string& message) {
-                               if (progress != nullptr) progress(num_done, num_total, message.c_str(), user);
-                             });
+    const auto report = [&](int num_done, int num_total, const std::string& message) {
+      if (progress != nullptr) progress(num_done, num_total, message.c_str(), user);
+    };
+    for (const core::Backend* gpu : api::gpu_backends()) {
+      gpu->prebuild(archs == nullptr ? "" : archs, kernel == nullptr ? "" : kernel, report);
+    }
   });
 }
 

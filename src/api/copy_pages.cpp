@@ -2,13 +2,13 @@
 
 #include <string>
 
+#include "api/backends.hpp"
 #include "api/grow.hpp"
 #include "api/host_copy.hpp"
 #include "api/tensor_reader.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
 #include "core/validate.hpp"
-#include "cuda/driver/memory.hpp"
 
 namespace tessella::api {
 namespace {
@@ -92,7 +92,7 @@ core::CopyPagesShape bounds(const core::CopyPagesShape& shape, const tessella_co
 
 reference::CheckReport check(const CopyPagesArguments& arguments, int64_t num_rows, uint64_t seed) {
   if (arguments.device.type == core::DeviceType::cpu) return reference::check_copy_pages(arguments, num_rows, seed);
-  cuda::synchronize(arguments.device);
+  backend_of(arguments.device).synchronize(arguments.device);
   return reference::check_copy_pages(HostCopy(arguments, Copied::all, nullptr).arguments(), num_rows, seed);
 }
 

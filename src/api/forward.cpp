@@ -4,12 +4,12 @@
 #include <string>
 #include <utility>
 
+#include "api/backends.hpp"
 #include "api/host_copy.hpp"
 #include "core/choose.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
 #include "core/validate.hpp"
-#include "cuda/driver/memory.hpp"
 #include "reference/kernels.hpp"
 
 namespace tessella::api {
@@ -69,7 +69,7 @@ reference::CheckReport check(const AttentionArguments& arguments, int64_t num_ro
     core::invalid(message("check: accumulate is ", arguments.accumulate, ", expected 0: what was there is gone"));
   }
   if (arguments.device.type == core::DeviceType::cpu) return compare(arguments);
-  cuda::synchronize(arguments.device);
+  backend_of(arguments.device).synchronize(arguments.device);
   const HostCopy copy(arguments, Copied::all, nullptr);
   core::validate_tables(copy.arguments(), "check");
   return compare(copy.arguments());

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "api/backends.hpp"
 #include "core/environment.hpp"
 #include "core/tensors.hpp"
-#include "cuda/driver/memory.hpp"
 
 namespace tessella::api {
 namespace {
@@ -62,7 +62,7 @@ void HostMemory::copy(core::ScoreOperand& operand, int64_t batch, int64_t heads,
 }
 
 void HostMemory::copy(int64_t& value, const int64_t* data) {
-  cuda::copy_to_host(device_, &value, data, sizeof value, stream_);
+  backend_of(device_).copy_to_host(device_, &value, data, sizeof value, stream_);
 }
 
 std::byte* HostMemory::copy(const void* data, int64_t element_bytes, std::span<Axis> axes) {
@@ -78,7 +78,7 @@ std::byte* HostMemory::copy(const void* data, int64_t element_bytes, std::span<A
 
 void HostMemory::copy_axes(std::byte* to, const std::byte* from, int64_t element_bytes, std::span<const Axis> axes) {
   if (axes.size() <= 1 || extent(axes) <= kWorthwhile * elements(axes)) {
-    cuda::copy_to_host(device_, to, from, static_cast<size_t>(extent(axes) * element_bytes), stream_);
+    backend_of(device_).copy_to_host(device_, to, from, static_cast<size_t>(extent(axes) * element_bytes), stream_);
     return;
   }
   const int64_t step = axes[0].stride * element_bytes;

@@ -2,11 +2,10 @@
 
 #include <map>
 
-#include "api/kernel_tables.hpp"
+#include "api/backends.hpp"
 #include "core/environment.hpp"
 #include "core/message.hpp"
 #include "cpu/parallel.hpp"
-#include "cuda/info.hpp"
 #include "process/once.hpp"
 #include "tessella/tessella.h"
 
@@ -61,7 +60,8 @@ std::string info() {
   }
   const std::string_view forced = core::environment_kernel();
   if (!forced.empty()) string += core::message("TESSELLA_KERNEL: ", forced, "\n");
-  return string + cuda::info_lines();
+  for (const core::Backend* gpu : gpu_backends()) string += gpu->info_lines();
+  return string;
 }
 
 }  // namespace tessella::api

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <string>
 
+#include "api/backends.hpp"
 #include "api/grow.hpp"
 #include "api/host_copy.hpp"
 #include "api/tensor_reader.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
 #include "core/validate.hpp"
-#include "cuda/driver/memory.hpp"
 
 namespace tessella::api {
 namespace {
@@ -164,7 +164,7 @@ reference::CheckReport check(const MergeArguments& arguments, int64_t num_rows, 
     }
   }
   if (arguments.device.type == core::DeviceType::cpu) return reference::check_merge(arguments, num_rows, seed);
-  cuda::synchronize(arguments.device);
+  backend_of(arguments.device).synchronize(arguments.device);
   return reference::check_merge(HostCopy(arguments, Copied::all, nullptr).arguments(), num_rows, seed);
 }
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "api/kernel_tables.hpp"
+#include "api/backends.hpp"
 #include "core/choose.hpp"
 #include "core/fields.hpp"
 #include "cpu/parallel.hpp"

@@ -4,13 +4,13 @@
 #include <string>
 #include <utility>
 
+#include "api/backends.hpp"
 #include "api/grow.hpp"
 #include "api/host_copy.hpp"
 #include "api/tensor_reader.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
 #include "core/validate.hpp"
-#include "cuda/driver/memory.hpp"
 
 namespace tessella::api {
 namespace {
@@ -334,7 +334,7 @@ core::QuantizeShape bounds(const core::QuantizeShape& shape, const tessella_dequ
 
 reference::CheckReport check(const QuantizeArguments& arguments, int64_t num_rows, uint64_t seed) {
   if (arguments.device.type == core::DeviceType::cpu) return reference::check_quantize(arguments, num_rows, seed);
-  cuda::synchronize(arguments.device);
+  backend_of(arguments.device).synchronize(arguments.device);
   const HostCopy copy(arguments, Copied::all, nullptr);
   core::validate_tables(copy.arguments(), "check");
   return reference::check_quantize(copy.arguments(), num_rows, seed);

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "api/arena.hpp"
-#include "api/kernel_tables.hpp"
+#include "api/backends.hpp"
 #include "api/workspace_use.hpp"
 #include "core/cancel.hpp"
 #include "core/environment.hpp"

@@ -33,7 +33,7 @@ void TensorReader::locate(const char* name, const tessella_tensor& tensor, bool 
     found = {core::DeviceType::cuda, tensor.device_id};
   } else if (tensor.device_type == TESSELLA_DEVICE_DEFAULT) {
     if (!shows) return;
-    if (may_be_on_a_gpu_) found = cuda::device_at(tensor.data);
+    if (may_be_on_a_gpu_) found = device_at(tensor.data);
   } else if (tensor.device_type != TESSELLA_CPU) {
     invalid(message(function_, ": ", name, ".device_type is ", tensor.device_type,
                     ", expected TESSELLA_CPU, TESSELLA_CUDA or the default"));
@@ -43,8 +43,8 @@ void TensorReader::locate(const char* name, const tessella_tensor& tensor, bool 
     invalid(message(function_, ": ", name, " is on ", core::location(found), ", expected ", core::location(*device_),
                     " = the device of ", first_));
   }
-  if (found.type == core::DeviceType::cuda) {
-    if (const std::string problem = cuda::device_problem(found.id); !problem.empty()) {
+  if (found.type != core::DeviceType::cpu) {
+    if (const std::string problem = backend_of(found).device_problem(found.id); !problem.empty()) {
       core::unsupported(message(function_, ": ", name, " is on ", core::location(found), ", and ", problem));
     }
   }

@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "api/backends.hpp"
 #include "core/arguments.hpp"
-#include "cuda/driver/memory.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::api {
@@ -100,7 +100,7 @@ class TensorReader {
 
   const char* function_;
   bool has_memory_;
-  bool may_be_on_a_gpu_ = cuda::has_device_memory();
+  bool may_be_on_a_gpu_ = has_gpu_memory();
   std::optional<core::Device> device_;
   std::string first_;  // the tensor that decided
 };

@@ -1,31 +1,31 @@
 // A build without the CUDA backend: an empty table and no devices, so that callers hold no #ifdef.
 #include "core/error.hpp"
-#include "cuda/driver/memory.hpp"
-#include "cuda/info.hpp"
-#include "cuda/kernels.hpp"
-#include "cuda/prebuild.hpp"
+#include "cuda/backend.hpp"
 
 namespace tessella::cuda {
+namespace {
 
-core::KernelTable cuda_kernels() { return {}; }
+constexpr const char* kProblem = "this build has no CUDA backend";
 
-std::string info_lines() { return "CUDA: not in this build\n"; }
-void prebuild(const std::string&, const std::string&, const Progress&) {
-  core::unsupported("kernels build: this build has no CUDA backend");
-}
+constexpr core::Backend kNoBackend{
+    .device = core::DeviceType::cuda,
+    .kernels = [] { return core::KernelTable(); },
+    .has_memory = [] { return false; },
+    .device_at = [](const void*) { return core::Device(); },
+    .device_problem = [](int32_t) { return std::string(kProblem); },
+    // The API layer rejects every tensor that would need these.
+    .allocate = [](core::Device, size_t, void*) -> void* { core::unsupported(kProblem); },
+    .free = [](core::Device, void*, void*) noexcept {},
+    .zero = [](core::Device, void*, size_t, void*) { core::unsupported(kProblem); },
+    .copy_to_host = [](core::Device, void*, const void*, size_t, void*) { core::unsupported(kProblem); },
+    .synchronize = [](core::Device) { core::unsupported(kProblem); },
+    .info_lines = [] { return std::string("CUDA: not in this build\n"); },
+    .prebuild = [](const std::string&, const std::string&,
+                   const core::Progress&) { core::unsupported(std::string("kernels build: ") + kProblem); },
+};
 
-bool has_device_memory() { return false; }
-core::Device device_at(const void*) { return {}; }
-std::string device_problem(int32_t) { return "this build has no CUDA backend"; }
+}  // namespace
 
-// The API layer rejects every tensor that would need these.
-void* allocate_async(core::Device device, size_t, void*) { core::unsupported(device_problem(device.id)); }
-void free_async(core::Device, void*, void*) noexcept {}
-void zero_async(core::Device device, void*, size_t, void*) { core::unsupported(device_problem(device.id)); }
-void* stream_state(core::Device, void*) { return nullptr; }
-void copy_to_host(core::Device device, void*, const void*, size_t, void*) {
-  core::unsupported(device_problem(device.id));
-}
-void synchronize(core::Device device) { core::unsupported(device_problem(device.id)); }
+const core::Backend& backend() { return kNoBackend; }
 
 }  // namespace tessella::cuda

@@ -74,7 +74,7 @@ std::string result_string(const Job& job, const Cubin& cubin) {
 
 }  // namespace
 
-void prebuild(const std::string& targets, const std::string& kernel, const Progress& progress) {
+void prebuild(const std::string& targets, const std::string& kernel, const core::Progress& progress) {
   const std::vector<Target> asked = targets.empty() ? std::vector<Target>() : parse_targets(targets);
   const std::vector<PrecompiledProgram> programs = precompiled_programs();
   std::vector<Job> jobs;

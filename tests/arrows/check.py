@@ -37,9 +37,12 @@ ARROWS = {
     "bindings": {"bindings", "include/tessella"},
     "examples": {"examples", "include/tessella"},
 }
-# The tables of kernels, which api hands to choose(); and what oracle, thread count and device memory offer the API layer.
-TABLES = re.compile(r"src/(reference|cpu|cuda)/(driver/)?(kernels|attention|check|ladder|parallel|memory|info|prebuild)\.hpp")
+# The tables of kernels, which api hands to choose(); and what oracle and thread count offer the API layer.
+TABLES = re.compile(r"src/(reference|cpu)/(kernels|attention|check|ladder|parallel)\.hpp")
 TABLE_USERS = ("src/api",)
+# A backend of GPUs reaches the API layer as a core::Backend, for which one file asks.
+BACKENDS = re.compile(r"src/cuda/backend\.hpp")
+BACKEND_USERS = ("src/api/backends.cpp",)
 # Headers of other projects stay behind these walls: folders, or single files.
 FOREIGN = {
     "hwy/": ("src/cpu/vector",),
@@ -106,6 +109,8 @@ def may_include(name, folder, target):
         return to == folder or to in BELOW_ROOMS | built_on
     if folder == "src/cuda" and to is not None and to.startswith(ROOMS + "/"):
         return True
+    if name in BACKEND_USERS and BACKENDS.fullmatch(target):
+        return True
     return to in ARROWS[folder] or (folder in TABLE_USERS and TABLES.fullmatch(target) is not None)
 
 
@@ -164,7 +169,10 @@ def self_test():
             "src/cpu/amx/rows.hpp": '#include "cpu/query_tile.hpp"\n#include <hwy/highway.h>\n',
             "src/cpu/vector/rows.hpp": '#include "cpu/amx/rows.hpp"\n#include <hwy/highway.h>\n',
             "src/cpu/query_tile.hpp": "\n" * 600,
-            "src/api/entry.cpp": '#include "cpu/kernels.hpp"\n#include "cpu/query_tile.hpp"\n',
+            "src/api/backends.cpp": '#include "cuda/backend.hpp"\n#include "cuda/kernels.hpp"\n',
+            "src/api/entry.cpp": '#include "cpu/kernels.hpp"\n#include "cpu/query_tile.hpp"\n#include "cuda/backend.hpp"\n',
+            "src/cuda/backend.hpp": "",
+            "src/cuda/kernels.hpp": "",
             "src/reference/loops.cpp": "#include <hwy/highway.h>\n",
             "src/core/string_utils.hpp": "",
             "apps/tessella/main.cpp": '#include <tessella/tessella.h>\n#include "core/plan.hpp"\n#include <CLI/CLI.hpp>\n',
@@ -185,7 +193,9 @@ def self_test():
         errors, notes, _ = check(root)
     expected = ["apps/tessella/main.cpp:2: apps must not include src/core/plan.hpp",
                 "apps/tessella/main.cpp:3: <CLI/CLI.hpp> belongs behind apps/tessella/options/command_line.cpp",
+                "src/api/backends.cpp:2: src/api must not include src/cuda/kernels.hpp",
                 "src/api/entry.cpp:2: src/api must not include src/cpu/query_tile.hpp",
+                "src/api/entry.cpp:3: src/api must not include src/cuda/backend.hpp",
                 "src/core/plan.hpp:1: src/core must not include src/cpu/kernels.hpp",
                 "src/core/string_utils.hpp: the name says nothing about what is inside",
                 "src/cpu/amx/rows.hpp:2: <hwy/highway.h> belongs behind src/cpu/vector",
