@@ -2,8 +2,8 @@
 // order over the axes on which bias broadcasts. It stores nothing but the tile.
 #pragma once
 
-#include "cuda/device/schedule/block_backward.cuh"
 #include "cuda/device/tile/gradient.cuh"
+#include "cuda/kernels/backward_sm80/block_backward.cuh"
 
 namespace tessella::device {
 

@@ -2,11 +2,11 @@
 // number a head.
 #pragma once
 
-#include "cuda/device/schedule/block_backward.cuh"
-#include "cuda/device/score/seen_rows.cuh"
 #include "cuda/device/tile/gradient.cuh"
 #include "cuda/device/tile/piece.cuh"
 #include "cuda/device/tile/zero_rows.cuh"
+#include "cuda/kernels/backward_sm80/block_backward.cuh"
+#include "cuda/kernels/backward_sm80/seen_rows.cuh"
 
 namespace tessella::device {
 

@@ -14,9 +14,9 @@
 // block only waits for blocks that have started.
 #pragma once
 
-#include "cuda/device/schedule/block_backward.cuh"
 #include "cuda/device/schedule/key_tickets.cuh"
 #include "cuda/device/tile/gradient.cuh"
+#include "cuda/kernels/backward_sm80/block_backward.cuh"
 
 namespace tessella::device {
 

@@ -13,7 +13,7 @@ namespace tessella::cuda {
 
 portable::LadderConfig ladder_config(const core::AttentionShape& shape, const DeviceInfo& device);
 
-// One of the kernels in device/ladder/.
+// One of the kernels in kernels/ladder/.
 Program ladder_program(const char* file, const char* kernel, const portable::LadderConfig& config,
                        const std::string& user_source);
 

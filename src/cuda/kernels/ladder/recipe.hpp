@@ -1,5 +1,5 @@
 // Kernels that are there to be compared: algorithms of the family before FlashAttention-2, whose loops forward_sm80 and
-// backward_sm80 have (device/ladder/). They run only when named.
+// backward_sm80 have (kernels/ladder/). They run only when named.
 #pragma once
 
 #include "cuda/launch/recipe.hpp"

@@ -6,8 +6,8 @@
 
 #include "cuda/device/schedule/query_tiles.cuh"
 #include "cuda/device/score/gradient_tile.cuh"
-#include "cuda/device/tile/multiply_shared.cuh"
 #include "cuda/device/tile/tile.cuh"
+#include "cuda/kernels/backward_sm80/multiply_shared.cuh"
 
 namespace tessella::device {
 
