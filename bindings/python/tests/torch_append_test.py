@@ -234,3 +234,21 @@ def test_quantised_caches_have_no_gradients(device):
     k = torch.zeros(1, 4, 2, 8, dtype=torch.int8, device=device)
     with pytest.raises(tessella.Unsupported, match="quantised caches have no gradients"):
         tessella.torch.attention(q, k, k)
+
+
+@pytest.mark.parametrize("queries", [1, 70])
+def test_evicted_pages_change_no_bit(device, queries):
+    torch.manual_seed(4)
+    q = torch.randn(2, queries, 8, 64, dtype=torch.bfloat16, device=device)
+    pools = [torch.randn(40, 16, 2, 64, dtype=torch.bfloat16, device=device) for _ in range(2)]
+    table = torch.randperm(40, device=device)[:32].reshape(2, 16).int()
+    seqlens = torch.tensor([256, 197], dtype=torch.int32, device=device)
+    mask = tessella.window(40, 0)
+    out = tessella.torch.attention(q, *pools, page_table=table, seqlens_kv=seqlens, mask=mask)
+    for b, length in enumerate((256, 197)):
+        hidden = (length - queries - 40) // 16
+        assert hidden > 0
+        for pool in pools:
+            pool[table[b, :hidden].long()] = float("nan")
+        table[b, :hidden] = -1
+    assert torch.equal(tessella.torch.attention(q, *pools, page_table=table, seqlens_kv=seqlens, mask=mask), out)
