@@ -63,8 +63,8 @@ class PagedCache {
   }
   // Pools (num_pages, page_size, heads_kv, head_dim) of the caller's, one a layer, which outlive the cache. Either
   // order of token and head is a matter of strides (view_bhsd). Views of a GPU's memory say so.
-  // k_scale, v_scale: of quantised ones, one a layer: with scale_block 1 pools (num_pages, page_size, heads_kv) of what
-  // is computed, with 0 scales that are given, as append takes them.
+  // k_scale, v_scale: of quantised ones and required there, one a layer: with scale_block 1 pools (num_pages,
+  // page_size, heads_kv) of what is computed, with 0 scales that are given, as append takes them.
   PagedCache(std::vector<TensorView> k, std::vector<TensorView> v, std::vector<TensorView> k_scale = {},
              std::vector<TensorView> v_scale = {}, int64_t scale_block = 0)
       : pages_(size_of(k, v, 0), size_of(k, v, 1)),
@@ -194,12 +194,12 @@ class PagedCache {
   }
   void require_scales(const char* name, const std::vector<TensorView>& scales) const {
     if (scale_block_ != 0 && scale_block_ != 1) refuse("scale_block", scale_block_, "0 or 1");
-    const bool are_there = scale_block_ != 0 || !scales.empty();
-    if (are_there && !is_quantized(k_[0].dtype())) {
+    const bool are_wanted = is_quantized(k_[0].dtype());
+    if (!are_wanted && (scale_block_ != 0 || !scales.empty())) {
       refuse(std::string(name) + " or scale_block is given and k[0].dtype is " + name_of(k_[0].dtype()) +
              ", expected f8e4m3fn, i8 or i4");
     }
-    if (are_there && scales.size() != k_.size()) {
+    if (are_wanted && scales.size() != k_.size()) {
       refuse(std::string(name) + ".size()", static_cast<int64_t>(scales.size()),
              std::to_string(k_.size()) + " as of k");
     }

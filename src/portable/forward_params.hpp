@@ -68,8 +68,8 @@ struct ForwardParams {
   // For each tile of the tile map: kSeenWords words, a bit for each key, set if some query of the tile sees the key,
   // band included. Bits past the tile's keys are 1. Null: not wanted.
   uint32_t* seen_keys;
-  uint32_t*
-      mask_map;  // the map of the mask (cuda/kernels/classify/params.cuh), by batches and heads as tile_map; null: none
+  // The map of the mask (cuda/kernels/classify/params.cuh), by batches and heads as tile_map; null: none.
+  uint32_t* mask_map;
   int64_t window_left, window_right, chunk;
   uint64_t seed, offset;
   int32_t has_tables;  // any of seqlens_q to prefix, or cache_batch_idx

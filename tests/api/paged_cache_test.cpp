@@ -422,7 +422,11 @@ TEST(PagedCache, ItsErrors) {
                  "PagedCache: k_scale or scale_block is given and k[0].dtype is f32, expected f8e4m3fn, i8 or i4");
   const auto bytes = ts::view(memory.data(), ts::i8, {4, 4, 2, 8}),
              more = ts::view(memory.data() + 512, ts::i8, {4, 4, 2, 8});
-  expect_invalid([&] { ts::PagedCache({bytes}, {more}, {}, {}, 1); }, "PagedCache: k_scale.size() is 0, expected 1 as");
+  for (const int64_t block : {0, 1}) {
+    expect_invalid([&] { ts::PagedCache({bytes}, {more}, {}, {}, block); },
+                   "PagedCache: k_scale.size() is 0, expected 1 as");
+  }
+  expect_invalid([&] { ts::PagedCache({bytes}, {more}, {scale}); }, "PagedCache: v_scale.size() is 0, expected 1 as");
   expect_invalid([&] { ts::PagedCache({bytes}, {more}, {scale}, {other}, 2); },
                  "PagedCache: scale_block is 2, expected 0");
   expect_invalid([&] { ts::PagedCache({bytes}, {more}, {scale}, {scale}, 1); },

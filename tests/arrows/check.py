@@ -48,7 +48,7 @@ FOREIGN = {
     "hwy/": ("src/cpu/vector",),
     "oneapi/": ("src/cpu",),
     "tbb/": ("src/cpu",),
-    "cuda": ("src/cuda",),
+    "cuda": ("src/cuda/driver",),
     "torch/": ("bindings",),
     "ATen/": ("bindings",),
     # These cost seconds in every source that includes them.
@@ -58,7 +58,7 @@ FOREIGN = {
 # Each family of GPU kernels is a room, src/cuda/kernels/NAME: it may include from itself, from what is below all rooms,
 # and from the rooms here, on which it is built.
 ROOMS = "src/cuda/kernels"
-BELOW_ROOMS = {folder for folder in ARROWS if folder.startswith("src/cuda/")} | {"src/core", "src/portable"}
+BELOW_ROOMS = {folder for folder in ARROWS if folder.startswith("src/cuda/")} | {"src/process", "src/core", "src/portable"}
 BUILT_ON = {
     "backward_sm80": {"classify"},
     "backward_sm90": {"backward_sm80"},

@@ -1,4 +1,4 @@
-// The CUDA dialect on a host compiler: keywords, built-in variables and functions that src/cuda/device uses.
+// The CUDA dialect on a host compiler: keywords, built-in variables and functions that device code uses.
 #pragma once
 
 #include <bit>

@@ -340,7 +340,9 @@ TEST(DecodeLaunch, QuantizedCaches) {
       for (const int64_t scale_block : {0, 1, 64}) {
         p.features |= Feature::kv_scales;
         p.scale_block = scale_block;
-        p.tensors[core::Name::v_scale] = {reinterpret_cast<std::byte*>(scales), core::DType::f32, 8192, 2, 1};
+        for (const core::Name name : {core::Name::k_scale, core::Name::v_scale}) {
+          p.tensors[name] = {reinterpret_cast<std::byte*>(scales), core::DType::f32, 8192, 2, 1};
+        }
         const core::Plan plan = planned(p, "");
         EXPECT_EQ(plan.kernel->name, "cuda.decode");
         run(plan, p);
@@ -348,7 +350,7 @@ TEST(DecodeLaunch, QuantizedCaches) {
         const int64_t per_unit = dtype == core::DType::i4 ? 2 : 1;  // strides count bytes
         EXPECT_EQ(params.forward.k.row_stride * per_unit, p.k().row_stride);
         EXPECT_EQ(params.forward.v.batch_stride * per_unit, p.v().batch_stride);
-        EXPECT_EQ(params.k_scale.data, nullptr);
+        EXPECT_EQ(params.k_scale.data, scales);
         // One number for all keys of a slot multiplies out.
         const portable::CacheScaleParams& of_v = scale_block == 0 ? params.out_factor : params.v_scale;
         EXPECT_EQ((scale_block == 0 ? params.v_scale : params.out_factor).data, nullptr);

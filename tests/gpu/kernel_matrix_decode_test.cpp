@@ -43,7 +43,6 @@ const DecodeSet kDecodeSets[] = {
     {"draft mask", Feature::draft_mask},
     {"unified max", {}, true},
     {"batch invariant", {}, false, true},
-    {"f8e4m3fn", {}, false, false, DType::f8e4m3fn},
     {"f8e4m3fn, scales", Feature::kv_scales, false, false, DType::f8e4m3fn},
     {"i8, scales", Feature::kv_scales, false, false, DType::i8},
     {"i4, scales", Feature::kv_scales, false, false, DType::i4},

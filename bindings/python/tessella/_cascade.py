@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
+from ._arrays import require_array
 from ._attention import attention
 from ._errors import Error, InvalidArgument, Unsupported, name_function
 from ._merge import merge
@@ -101,7 +103,8 @@ def cascaded(
             shared = attend(queries, shared_k[None], shared_v[None], return_lse=True, **shared_options)
         except Error as error:
             said = str(error).partition("forward: ")
-            error.args = (f"over the shared keys, {said[2] or said[0]}",)
+            named = re.sub(r"\b([kv](_scale)?)\b", r"shared_\1", said[2] or said[0])
+            error.args = (f"over the shared keys, {named}",)
             error._is_of_library = False
             raise
         own = attend(q, k, v, mask=mask, return_lse=True, **own_options)
@@ -131,6 +134,7 @@ def _quantization(shared_k: Any, scales: dict[str, Any], options: dict[str, Any]
 
 def _check(q: Any, shared_k: Any, shared_v: Any, mask: Any, options: dict[str, Any]) -> None:
     for name, array, axes in (("q", q, 4), ("shared_k", shared_k, 3), ("shared_v", shared_v, 3)):
+        require_array(name, array)
         if len(array.shape) != axes:
             expected = "(batch, seqlen, heads, head_dim)" if axes == 4 else "(shared, heads_kv, head_dim)"
             raise InvalidArgument(f"{name} has {len(array.shape)} axes, expected {expected}")

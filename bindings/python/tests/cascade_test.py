@@ -135,13 +135,13 @@ def test_shared_scales_are_not_guessed():
     one = np.ones(1, np.float32)
     with pytest.raises(
         tessella.InvalidArgument,
-        match="^cascade_attention: over the shared keys, v_scale is NULL, expected the scales of v, whose dtype is i8",
+        match="^cascade_attention: over the shared keys, shared_v_scale is NULL, expected the scales of shared_v",
     ):
         tessella.cascade_attention(Q, shared, shared, k, k, k_scale=one, v_scale=one, shared_k_scale=one)
     of_shared = {"shared_k_scale": one, "shared_v_scale": one}
     with pytest.raises(tessella.InvalidArgument, match="^forward: k_scale is NULL, expected the scales of k"):
         tessella.cascade_attention(Q, shared, shared, k, k, **of_shared)
-    with pytest.raises(tessella.InvalidArgument, match="^cascade_attention: over the shared keys, k_scale"):
+    with pytest.raises(tessella.InvalidArgument, match="^cascade_attention: over the shared keys, shared_k_scale"):
         tessella.cascade_attention(Q, shared, shared, k, k, k_scale=one, shared_k_scale=np.ones(3, np.float32))
     with pytest.raises(tessella.InvalidArgument, match="shared_v has 4 axes, expected"):
         tessella.cascade_attention(Q, SHARED_K, V, K, V)

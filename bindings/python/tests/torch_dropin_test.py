@@ -442,6 +442,13 @@ def test_float8_with_descales(device):
     exact, _ = reference(*wide, visible(40, 40, True, (-1, -1), device))
     assert out.dtype is torch.bfloat16
     torch.testing.assert_close(out.float(), exact, rtol=0.1, atol=0.1)
+    # Beside q of 16 bits, which FlashAttention-3 does not take.
+    mixed = flash_3().flash_attn_func(q.bfloat16(), k, v, k_descale=scales[1], v_descale=scales[2], causal=True)
+    exact, _ = reference(q.float(), *wide[1:], visible(40, 40, True, (-1, -1), device))
+    torch.testing.assert_close(mixed.float(), exact, rtol=0.1, atol=0.1)
+    lengths = torch.tensor([39, 39], dtype=torch.int32, device=device)
+    with pytest.raises(tessella.Unsupported, match="^k_new is given beside a cache of torch.float8_e4m3fn, expected"):
+        flash_3().flash_attn_with_kvcache(q.bfloat16(), k, v, k=q[:, :1, :2], v=q[:, :1, :2], cache_seqlens=lengths)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -26,7 +26,7 @@ struct DeviceSource {
   std::string_view content;
 };
 
-// All of src/cuda/device and src/portable; a generated file.
+// src/portable/*.hpp and src/cuda/**.cuh; a generated file.
 std::span<const DeviceSource> device_sources();
 
 // The program's main file, and every header it reaches.

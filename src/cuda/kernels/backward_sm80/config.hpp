@@ -13,7 +13,7 @@ namespace tessella::cuda {
 
 portable::BackwardSm80Config backward_sm80_config(const core::AttentionShape& shape, const DeviceInfo& device);
 
-// One of its kernels: a file of device/ and a name in it.
+// One of its kernels: a file of kernels/ and a name in it.
 Program backward_program(const char* file, const char* kernel, const portable::BackwardSm80Config& config,
                          const std::string& user_source);
 

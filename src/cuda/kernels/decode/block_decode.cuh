@@ -61,7 +61,7 @@ struct BlockDecode {
   using TileK = Tile<portable::kDecodeTile, C.head_dim_qk / kStrideElements, kStrideBytes>;
   using TileV = Tile<portable::kDecodeTile, (C.v_in_k ? C.head_dim_qk : C.head_dim_v) / kStrideElements, kStrideBytes>;
   // Probabilities times v_scale are divided by a power of two, which keeps them inside f16 (decode.cuh).
-  static constexpr bool kHasPower = C.kv_scales && E == Element::f16;
+  static constexpr bool kHasPower = portable::is_quantized(C) && E == Element::f16;
   using TileQ = Tile<C.rows, C.head_dim_qk, kElementBytes>;
   using Values = typename ValueOperand<E, kCache, TileV>::Type;
   static constexpr int kSteps = C.head_dim_qk / Multiply<E>::kDepth;

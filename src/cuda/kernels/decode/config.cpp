@@ -80,7 +80,6 @@ constexpr int64_t ceil(int64_t count, int64_t size) { return (count + size - 1) 
 DecodeConfig decode_config(const AttentionShape& p, const DeviceInfo& device, bool unified_max) {
   const portable::ScoreConfig score = score_config(p);
   DecodeConfig c{.score = score,
-                 .kv_scales = p.features.has(Feature::kv_scales),
                  .head_dim_qk = padded(p.head_dim_qk, score.elements.kv),
                  .head_dim_v = padded(p.head_dim_v, score.elements.kv),
                  .unified_max = unified_max};

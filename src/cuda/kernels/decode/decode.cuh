@@ -133,7 +133,7 @@ struct Decode : DecodeSoftmax<C> {
     // Scales are copied with keys, and are read until the next step's barrier.
     const auto load_keys = [&](int32_t idx, int stage, int stage_of_scales) {
       if (idx < end) cache.template load_keys<TileK, kTileWarps>(s_keys(stage), ahead, lane, tile_warp());
-      if constexpr (C.kv_scales) {
+      if constexpr (portable::is_quantized(C)) {
         if (idx < end) cache.load_scales(s_scales(stage_of_scales, warp), p, ahead, lane);
       }
       ptx::commit_copies();
@@ -174,7 +174,7 @@ struct Decode : DecodeSoftmax<C> {
       float s[kScoreBlocks][4], sums[kScoreBlocks][2];
       multiply_kq<E, Block::kCache, TileK, kSteps>(s, s_keys(stage), queries, lane);
       Scales scales;
-      if constexpr (C.kv_scales) {
+      if constexpr (portable::is_quantized(C)) {
         load_scales(scales, stage_v);
 #pragma unroll
         for (int n = 0; n < kScoreBlocks; ++n) {

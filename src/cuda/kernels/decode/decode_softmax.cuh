@@ -119,7 +119,7 @@ struct DecodeSoftmax : DecodeStates<C> {
       for (int i = 0; i < 4; ++i) probs[i] = ptx::exp2((s[n][i] - offset(rows.max[n][i % 2])) * scale_log2);
 #pragma unroll
       for (int c = 0; c < 2; ++c) sums[n][c] = probs[c] + probs[c + 2];
-      if constexpr (C.kv_scales) {
+      if constexpr (portable::is_quantized(C)) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           probs[i] *= kHasPower ? scales.v[i / 2] * inverse_of_power(rows.power) : scales.v[i / 2];

@@ -140,7 +140,7 @@ struct DecodeStates : BlockDecode<C> {
     float values[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) values[i] = state.o[i] * result.factor;
-    if constexpr (C.kv_scales) {
+    if constexpr (portable::is_quantized(C)) {
       const float factor = out_factor(work, state.sum);
 #pragma unroll
       for (int i = 0; i < 4; ++i) values[i] *= factor;

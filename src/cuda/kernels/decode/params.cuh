@@ -16,7 +16,6 @@ inline constexpr int32_t kMostClusterBlocks = 8;    // that every GPU with clust
 
 struct DecodeConfig {
   ScoreConfig score;
-  bool kv_scales = false;   // beside elements of 8 or 4 bits, any of k_scale and v_scale
   int32_t head_dim_qk = 0;  // as compiled: rows are padded to it with zeros
   int32_t head_dim_v = 0;
   int32_t rows = 0;       // query rows of a block: 8, 16, 32 or 64
@@ -35,7 +34,6 @@ struct DecodeConfig {
 template <class Visit>
 constexpr void fields(const DecodeConfig& c, const Visit& visit) {
   visit("score", c.score);
-  visit("kv_scales", c.kv_scales);
   visit("head_dim_qk", c.head_dim_qk);
   visit("head_dim_v", c.head_dim_v);
   visit("rows", c.rows);
@@ -45,6 +43,9 @@ constexpr void fields(const DecodeConfig& c, const Visit& visit) {
   visit("v_in_k", c.v_in_k);
   visit("unified_max", c.unified_max);
 }
+
+// k and v of 8 or 4 bits, which have scales.
+constexpr bool is_quantized(const DecodeConfig& c) { return bits_of(c.score.elements.kv) < 16; }
 
 // Warps that have the same maxima and divide the columns of o.
 constexpr int32_t group_warps(const DecodeConfig& c) { return c.warps_alone ? 1 : c.num_warps; }
@@ -91,7 +92,7 @@ constexpr DecodeLayout layout(const DecodeConfig& c) {
   at.queries = at.values + ((value_bytes > out_bytes ? value_bytes : out_bytes) + 1023) / 1024 * 1024;
   at.probs = at.queries + c.rows * c.head_dim_qk * size_bytes(c.score.elements.q);
   at.scales = at.probs + (c.v_in_k ? 1 : 2) * key_tiles(c) * c.rows / 8 * probs_bytes(c);
-  at.row_infos = at.scales + (c.kv_scales ? (c.depth + 1) * key_tiles(c) * kStepScaleBytes : 0);
+  at.row_infos = at.scales + (is_quantized(c) ? (c.depth + 1) * key_tiles(c) * kStepScaleBytes : 0);
   at.drafts = at.row_infos + c.rows * kRowInfoBytes;
   at.tops = at.drafts + kMostDrafts * 8;
   at.maxima = at.tops + key_tiles(c) * c.rows * 4;

@@ -71,7 +71,7 @@ DecodeParams decode_params(const AttentionArguments& a, const DecodeConfig& c, c
       of->head_stride /= 2;
     }
   }
-  if (c.kv_scales) {
+  if (portable::is_quantized(c)) {
     params.k_scale = cache_scale(a.tensors[Name::k_scale], a.scale_block);
     params.v_scale = cache_scale(a.tensors[Name::v_scale], a.scale_block);
     if (is_of_sequences(a, params.v_scale)) std::swap(params.v_scale, params.out_factor);

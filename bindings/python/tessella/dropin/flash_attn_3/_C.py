@@ -48,15 +48,13 @@ _METADATA = (
 )
 
 
-def scales(q: Any, q_descale: Any, k_descale: Any, v_descale: Any) -> dict[str, Any]:
+def scales(q: Any, k: Any, q_descale: Any, k_descale: Any, v_descale: Any) -> dict[str, Any]:
     """Factors (batch, heads_k), as (batch, 1, heads_k), those of q of its KV heads; of float8 alone, as there."""
-    if q.dtype.itemsize != 1:
-        return {}
     heads = q.shape[-2]
     if q_descale is not None and q_descale.shape[1] != heads:
         q_descale = q_descale.repeat_interleave(heads // q_descale.shape[1], 1)
-    named = {"q_scale": q_descale, "k_scale": k_descale, "v_scale": v_descale}
-    return {name: scale[:, None] for name, scale in named.items() if scale is not None}
+    named = {"q_scale": (q, q_descale), "k_scale": (k, k_descale), "v_scale": (k, v_descale)}
+    return {name: scale[:, None] for name, (of, scale) in named.items() if scale is not None and of.dtype.itemsize == 1}
 
 
 def num_sms(q: Any, sm_margin: int) -> dict[str, Any]:
@@ -122,6 +120,8 @@ def fwd(
         options: dict[str, Any] = {}
         if k_new is not None or page_table is not None or kv_batch_idx is not None or leftpad_k is not None:
             like = q if cu_seqlens_q is None else q[: cu_seqlens_q.shape[0] - 1]
+            if k_new is not None and k.dtype.itemsize == 1:
+                refuse("k_new", f"given beside a cache of {k.dtype}", "a cache that has no scales")
             caches = Caches(like, k, v, seqused_k, kv_batch_idx, leftpad_k, page_table)
             moves = is_causal or max(rule[1:]) >= 0
             packed = (cu_seqlens_q, cu_seqlens_k_new)
@@ -141,7 +141,7 @@ def fwd(
             q, k = with_latent(q, q_v, k, v)
         scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
         options.update(rule_of(scale, mask_of(*rule, attention_chunk), softcap))
-        options.update(**scales(q, q_descale, k_descale, v_descale), **num_sms(q, sm_margin))
+        options.update(**scales(q, k, q_descale, k_descale, v_descale), **num_sms(q, sm_margin))
         made, lse = attend(q, k, v, True, dict(options))
         if out is not None:
             made = out.copy_(made)

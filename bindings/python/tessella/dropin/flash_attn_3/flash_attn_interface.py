@@ -49,7 +49,9 @@ def _attend(
         softmax_scale = (q.shape[-1] + qv.shape[-1]) ** -0.5 if softmax_scale is None else softmax_scale
         q, k = flash_attn_3_gpu.with_latent(q, qv, k, v)
     options = rule_of(softmax_scale, mask_of(causal, *window_size, attention_chunk), softcap, None, deterministic)
-    options.update(**(packed or {}), **flash_attn_3_gpu.scales(q, *descales), **flash_attn_3_gpu.num_sms(q, sm_margin))
+    options.update(
+        **(packed or {}), **flash_attn_3_gpu.scales(q, k, *descales), **flash_attn_3_gpu.num_sms(q, sm_margin)
+    )
     if not return_attn_probs:
         return attend(q, k, v, False, options)
     out, lse = attend(q, k, v, True, dict(options))

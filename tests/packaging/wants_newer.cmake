@@ -1,1 +1,0 @@
-find_package(tessella 0.99 REQUIRED)
