@@ -68,7 +68,7 @@ PlanCache& plan_cache() {
 
 Plan make_plan(const Shape& shape, core::ForcedKernel forced, const char* function) {
   Plan plan = core::choose(shape, kernel_tables(), forced, function);
-  if (plan.kernel->prepare != nullptr) plan.prepared = plan.kernel->prepare(plan.shape);
+  if (plan.kernel->prepare != nullptr) plan.prepared = plan.kernel->prepare(plan);
   return plan;
 }
 

@@ -64,7 +64,7 @@ std::string explain(const Plan& plan, ForcedKernel forced) {
                                                  : message(", named by ", forced.variable),
                     "\n");
   if (plan.kernel->device == DeviceType::cpu) string += message("threads: at most ", plan.num_threads, "\n");
-  if (plan.kernel->describe != nullptr) string += plan.kernel->describe(plan.shape, plan.num_threads) + "\n";
+  if (plan.kernel->describe != nullptr) string += plan.kernel->describe(plan) + "\n";
   string += message("workspace: state ", plan.workspace.state_bytes, " bytes, scratch ", plan.workspace.scratch_bytes,
                     " bytes\n");
   if (plan.schedule_bytes > 0) string += message("schedule: ", plan.schedule_bytes, " bytes\n");
@@ -251,19 +251,14 @@ std::string common_reason(const Shape& shape, std::span<const KernelTable> table
   unsupported(string);
 }
 
-// Threads a call asks for.
-int asked_threads(const Shape& shape) {
-  return std::visit([](const auto& s) { return s.num_threads; }, shape);
+// Threads that the kernel's runs use.
+int threads(const Kernel& kernel, const Shape& shape) {
+  const int asked = std::visit([](const auto& s) { return s.num_threads; }, shape);
+  return kernel.threads == nullptr ? 1 : kernel.threads(asked);
 }
 
-}  // namespace
-
-std::string ineligible_dtypes(const Kernel& kernel, const Shape& shape) {
-  if ((kernel.dtypes & dtype_bit(dtype(shape))) == 0) return message("does not compute ", name(dtype(shape)));
-  return std::visit([&](const auto& s) { return ineligible_mixture(kernel, s); }, shape);
-}
-
-std::string ineligible(const Kernel& kernel, const Shape& shape) {
+// Why not, by the kernel's row alone, or "".
+std::string ineligible_by_row(const Kernel& kernel, const Shape& shape) {
   const auto [operation, device] = std::visit([](const auto& s) { return std::tuple(s.operation, s.device); }, shape);
   if (kernel.operation != operation) return message("computes ", name(kernel.operation), ", not ", name(operation));
   if (kernel.device != device.type) {
@@ -281,32 +276,48 @@ std::string ineligible(const Kernel& kernel, const Shape& shape) {
     if (!reason.empty()) return reason;
   }
   const Features missing = features(shape).without(kernel.features);
-  if (!missing.empty()) return "does not support " + names(missing);
-  return kernel.ineligible == nullptr ? std::string() : kernel.ineligible(shape);
+  return missing.empty() ? "" : "does not support " + names(missing);
+}
+
+Offer offer(const Kernel& kernel, const Shape& shape, int num_threads) {
+  if (std::string reason = ineligible_by_row(kernel, shape); !reason.empty()) return {.ineligible = std::move(reason)};
+  return kernel.offer == nullptr ? Offer() : kernel.offer(shape, num_threads);
+}
+
+}  // namespace
+
+std::string ineligible_dtypes(const Kernel& kernel, const Shape& shape) {
+  if ((kernel.dtypes & dtype_bit(dtype(shape))) == 0) return message("does not compute ", name(dtype(shape)));
+  return std::visit([&](const auto& s) { return ineligible_mixture(kernel, s); }, shape);
+}
+
+std::string ineligible(const Kernel& kernel, const Shape& shape) {
+  return offer(kernel, shape, threads(kernel, shape)).ineligible;
 }
 
 Plan choose(const Shape& shape, std::span<const KernelTable> tables, ForcedKernel forced, const char* function) {
-  Plan plan;
+  Plan plan{.shape = shape};
+  keep_sources(plan);
   const uint32_t dtype = dtype_bit(core::dtype(shape));
   for (const KernelTable& table : tables) {
     for (const Kernel& kernel : table) {
       const bool is_for_this = kernel.device == device(shape).type && kernel.operation == operation(shape);
       if (forced.is_given() ? kernel.name != forced.name : !is_for_this) continue;
       if (!forced.is_given() && kernel.automatic == 0) continue;  // the ladder is there to be named, not to be chosen
-      std::string reason = ineligible(kernel, shape);
+      const int num_threads = threads(kernel, plan.shape);
+      auto [reason, workspace, schedule_bytes, recipe] = offer(kernel, plan.shape, num_threads);
       if (reason.empty() && !forced.is_given() && (kernel.automatic & dtype) == 0) {
         reason = message("is not chosen for ", name(core::dtype(shape)), " unless named");
       }
       if (!reason.empty()) {
-        plan.ineligible.push_back({kernel.name, reason});
+        plan.ineligible.push_back({kernel.name, std::move(reason)});
         continue;
       }
       plan.kernel = &kernel;
-      plan.shape = shape;
-      keep_sources(plan);
-      plan.num_threads = kernel.threads == nullptr ? 1 : kernel.threads(asked_threads(shape));
-      if (kernel.workspace != nullptr) plan.workspace = kernel.workspace(plan.shape, plan.num_threads);
-      if (kernel.schedule_bytes != nullptr) plan.schedule_bytes = kernel.schedule_bytes(plan.shape);
+      plan.num_threads = num_threads;
+      plan.workspace = workspace;
+      plan.schedule_bytes = schedule_bytes;
+      plan.recipe = std::move(recipe);
       plan.explanation = explain(plan, forced);
       return plan;
     }

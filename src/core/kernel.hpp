@@ -26,6 +26,14 @@ struct Workspace {
   void* scratch = nullptr;  // 64-byte aligned
 };
 
+// What a kernel offers calls of one shape.
+struct Offer {
+  std::string ineligible;  // why it does not take them, or "". The rest then says nothing
+  WorkspaceSize workspace;
+  int64_t schedule_bytes = 0;          // of the schedule that runs may follow; 0: they follow none
+  std::shared_ptr<const void> recipe;  // for the functions of this kernel alone, which find it in Plan::recipe
+};
+
 struct Cost {
   double score_passes = 0;
   double bytes_moved = 0;
@@ -58,27 +66,30 @@ struct Kernel {
 
   // Why this device cannot run the kernel at all, or "" (instruction sets, permissions, drivers).
   std::string (*unavailable)(Device) = nullptr;
-  // Why this kernel cannot take the shape, beyond dtypes, head dim and features, or "". May be null.
-  std::string (*ineligible)(const Shape&) = nullptr;
-  // For the sizes of a plan's shape and num_threads threads. Null: none.
-  WorkspaceSize (*workspace)(const Shape&, int num_threads) = nullptr;
+  // For a plan of this shape, whose dtypes, head dims and features the row has, and num_threads threads. Asked once for
+  // a plan. Null: the kernel takes all such shapes, and needs nothing.
+  Offer (*offer)(const Shape&, int num_threads) = nullptr;
   // Threads a run uses when the caller asks for `requested` (0 = all). Null: one.
   int (*threads)(int requested) = nullptr;
   // Passes over the scores, bytes moved, extra memory, by the algorithm's own loops. Null: not counted.
   Cost (*cost)(const Arguments&) = nullptr;
   // One line: tiles, threads. May be null.
-  std::string (*describe)(const Shape&, int num_threads) = nullptr;
-  // Compiles and loads what runs of plans of this shape need, so that run does nothing that a graph capture forbids.
-  // Its result lives in Plan::prepared. May be null.
-  std::shared_ptr<const void> (*prepare)(const Shape&) = nullptr;
-  // Bytes of the schedule that runs of plans of this shape may follow, and what queues the making of it. Null: none.
-  int64_t (*schedule_bytes)(const Shape&) = nullptr;
-  // Bytes of it that a run reads. Null: all.
+  std::string (*describe)(const Plan&) = nullptr;
+  // Compiles and loads what runs of the plan need, so that run does nothing that a graph capture forbids. Its result
+  // lives in Plan::prepared. May be null.
+  std::shared_ptr<const void> (*prepare)(const Plan&) = nullptr;
+  // Bytes of the offered schedule that a run reads, and what queues the making of it. Null: all; no schedule.
   int64_t (*schedule_needed)(const Arguments&) = nullptr;
   void (*schedule)(const Arguments&, const Plan&, void* stream) = nullptr;
   // stream: of the device; ignored on the CPU.
   void (*run)(const Arguments&, const Plan&, Workspace, void* stream) = nullptr;
 };
+
+// The offer of a kernel that takes every shape that its row has, and needs this workspace.
+template <WorkspaceSize (*workspace)(const Shape&, int num_threads)>
+Offer needs(const Shape& shape, int num_threads) {
+  return {.workspace = workspace(shape, num_threads)};
+}
 
 using KernelTable = std::span<const Kernel>;
 

@@ -22,6 +22,7 @@ struct Plan {
   int num_threads = 1;
   WorkspaceSize workspace;
   int64_t schedule_bytes = 0;                // of the schedule that its runs follow; 0: they follow none
+  std::shared_ptr<const void> recipe;        // what kernel->offer made
   std::shared_ptr<const void> prepared;      // what kernel->prepare made
   std::vector<IneligibleKernel> ineligible;  // kernels that stand before the chosen one
   std::string explanation;

@@ -66,9 +66,7 @@ core::WorkspaceSize append_workspace(const core::Shape& shape, int num_threads) 
   return {.state_bytes = 0, .scratch_bytes = num_threads * thread_bytes(core::append(shape))};
 }
 
-std::string describe_append(const core::Shape&, int num_threads) {
-  return "a row at a time, " + threads_string(num_threads);
-}
+std::string describe_append(const core::Plan& plan) { return "a row at a time, " + threads_string(plan.num_threads); }
 
 void run_append(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
   const AppendArguments& a = core::append(arguments);

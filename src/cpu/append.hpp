@@ -10,7 +10,7 @@
 namespace tessella::cpu {
 
 core::WorkspaceSize append_workspace(const core::Shape& shape, int num_threads);
-std::string describe_append(const core::Shape& shape, int num_threads);
+std::string describe_append(const core::Plan& plan);
 void run_append(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream);
 
 }  // namespace tessella::cpu

@@ -7,8 +7,8 @@
 
 namespace tessella::cpu {
 
-std::string describe_copy_pages(const core::Shape&, int num_threads) {
-  return "a page at a time, " + threads_string(num_threads);
+std::string describe_copy_pages(const core::Plan& plan) {
+  return "a page at a time, " + threads_string(plan.num_threads);
 }
 
 void run_copy_pages(const core::Arguments& arguments, const core::Plan& plan, core::Workspace, void*) {

@@ -9,7 +9,7 @@
 
 namespace tessella::cpu {
 
-std::string describe_copy_pages(const core::Shape& shape, int num_threads);
+std::string describe_copy_pages(const core::Plan& plan);
 void run_copy_pages(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream);
 
 }  // namespace tessella::cpu

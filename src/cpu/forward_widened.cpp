@@ -55,12 +55,14 @@ void make_inner(AttentionShape& p) {
   p.scale_block = 0;
 }
 
-core::Plan inner_plan(const core::Shape& shape) {
+core::Plan make_inner_plan(const core::Shape& shape) {
   AttentionShape inner = core::attention(shape);
   make_inner(inner);
   const std::array tables = {cpu_kernels()};
   return core::choose(inner, tables, {}, "forward");
 }
+
+const core::Plan& inner_plan(const core::Plan& plan) { return *static_cast<const core::Plan*>(plan.recipe.get()); }
 
 int64_t rows_q(const AttentionShape& p) { return p.features.has(Feature::packed_q) ? p.total_q : p.batch * p.seqlen_q; }
 int64_t rows_kv(const AttentionShape& p) {
@@ -195,29 +197,23 @@ void finish(const AttentionArguments& p, const Operand& result, int num_threads)
 
 }  // namespace
 
-core::WorkspaceSize widened_workspace(const core::Shape& shape, int) {
-  const core::WorkspaceSize inner = inner_plan(shape).workspace;
-  return {.state_bytes = inner.state_bytes,
-          .scratch_bytes = Copies(core::attention(shape), inner.scratch_bytes, nullptr).bytes};
+core::Offer offer_widened(const core::Shape& shape, int) {
+  const auto inner = std::make_shared<const core::Plan>(make_inner_plan(shape));
+  const int64_t scratch_bytes = Copies(core::attention(shape), inner->workspace.scratch_bytes, nullptr).bytes;
+  return {.workspace = {.state_bytes = inner->workspace.state_bytes, .scratch_bytes = scratch_bytes}, .recipe = inner};
 }
 
-std::string describe_widened(const core::Shape& shape, int) {
-  const core::Plan inner = inner_plan(shape);
-  const AttentionShape& p = core::attention(shape);
+std::string describe_widened(const core::Plan& plan) {
+  const core::Plan& inner = inner_plan(plan);
+  const AttentionShape& p = core::attention(plan.shape);
   return std::string(widens(p) ? "q, k and v in f32" : "q, k and v as they are") +
          (copies_out(p) ? ", out from f32" : "") + ", by " + std::string(inner.kernel->name) +
-         (inner.kernel->describe == nullptr ? "" : ": " + inner.kernel->describe(inner.shape, inner.num_threads));
-}
-
-std::shared_ptr<const void> prepare_widened(const core::Shape& shape) {
-  auto plan = std::make_shared<core::Plan>(inner_plan(shape));
-  if (plan->kernel->prepare != nullptr) plan->prepared = plan->kernel->prepare(plan->shape);
-  return plan;
+         (inner.kernel->describe == nullptr ? "" : ": " + inner.kernel->describe(inner));
 }
 
 void run_widened(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream) {
   const AttentionArguments& p = core::attention(arguments);
-  const auto& inner = *static_cast<const core::Plan*>(plan.prepared.get());
+  const core::Plan& inner = inner_plan(plan);
   const Copies copies(core::attention(plan.shape), inner.workspace.scratch_bytes,
                       static_cast<std::byte*>(workspace.scratch));
   AttentionArguments call = p;

@@ -2,7 +2,6 @@
 // times their scales) that another kernel of the table computes, then out from a copy, rounded once.
 #pragma once
 
-#include <memory>
 #include <string>
 
 #include "core/kernel.hpp"
@@ -10,10 +9,9 @@
 
 namespace tessella::cpu {
 
-core::WorkspaceSize widened_workspace(const core::Shape& shape, int num_threads);
-std::string describe_widened(const core::Shape& shape, int num_threads);
-// The plan of the kernel that computes the copies.
-std::shared_ptr<const void> prepare_widened(const core::Shape& shape);
+// Its recipe is the plan of the kernel that computes the copies.
+core::Offer offer_widened(const core::Shape& shape, int num_threads);
+std::string describe_widened(const core::Plan& plan);
 void run_widened(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream);
 
 }  // namespace tessella::cpu

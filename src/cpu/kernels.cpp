@@ -39,7 +39,7 @@ constexpr core::Kernel vector_row(core::Operation operation, std::string_view na
                   dtype_bit(core::DType::f16);
   kernel.max_head_dim = kMaxHeadDim;
   kernel.unavailable = [](core::Device) { return process::once([] { return vector_unavailable(kSet); }); };
-  kernel.workspace = Row::workspace;
+  kernel.offer = core::needs<Row::workspace>;
   kernel.threads = threads_for;
   kernel.describe = Row::describe;
   kernel.run = Row::run;
@@ -48,9 +48,9 @@ constexpr core::Kernel vector_row(core::Operation operation, std::string_view na
 
 template <InstructionSet kSet>
 struct VectorRow {
-  static std::string describe(const core::Shape&, int num_threads) {
+  static std::string describe(const core::Plan& plan) {
     return "query tiles of " + std::to_string(kQueryTileRows) + " rows, tiles of " + std::to_string(kTileKeys) +
-           " keys, " + threads_string(num_threads);
+           " keys, " + threads_string(plan.num_threads);
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
     return with_real(core::dtype(shape),
@@ -70,9 +70,13 @@ struct VectorRow {
 
 template <InstructionSet kSet>
 struct DecodeRow {
-  static std::string ineligible(const core::Shape& shape) { return decode_ineligible(core::attention(shape)); }
-  static std::string describe(const core::Shape& shape, int num_threads) {
-    return "splits of " + std::to_string(split_keys(core::attention(shape))) + " keys, " + threads_string(num_threads);
+  static core::Offer offer(const core::Shape& shape, int num_threads) {
+    if (std::string reason = decode_ineligible(core::attention(shape)); !reason.empty()) return {.ineligible = reason};
+    return core::needs<workspace>(shape, num_threads);
+  }
+  static std::string describe(const core::Plan& plan) {
+    return "splits of " + std::to_string(split_keys(core::attention(plan.shape))) + " keys, " +
+           threads_string(plan.num_threads);
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
     return with_real(core::dtype(shape),
@@ -89,16 +93,16 @@ struct DecodeRow {
     kernel.features = core::kCommonFeatures | core::kQuantizedFeatures;
     kernel.kv_dtypes = core::kCacheDTypes;
     kernel.serves_few = true;
-    kernel.ineligible = ineligible;
+    kernel.offer = offer;
     return kernel;
   }
 };
 
 template <InstructionSet kSet>
 struct BackwardRow {
-  static std::string describe(const core::Shape& shape, int num_threads) {
-    return with_real(core::dtype(shape), [&]<typename Real>() {
-      return describe_backward(vector_backward<Real>(kSet).kernel, core::attention(shape), num_threads);
+  static std::string describe(const core::Plan& plan) {
+    return with_real(core::dtype(plan.shape), [&]<typename Real>() {
+      return describe_backward(vector_backward<Real>(kSet).kernel, core::attention(plan.shape), plan.num_threads);
     });
   }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
@@ -121,9 +125,7 @@ struct BackwardRow {
 
 template <InstructionSet kSet>
 struct MergeRow {
-  static std::string describe(const core::Shape&, int num_threads) {
-    return "a row at a time, " + threads_string(num_threads);
-  }
+  static std::string describe(const core::Plan& plan) { return "a row at a time, " + threads_string(plan.num_threads); }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
     return with_real(core::dtype(shape),
                      [&]<typename Real>() { return merge_workspace<Real>(core::merge(shape), num_threads); });
@@ -153,10 +155,9 @@ constexpr core::Kernel kForwardWidened = {
     .kv_dtypes = core::kCacheDTypes,
     .out_dtypes = core::kSameDType | kWiderFloats | kFloat8s,
     .serves_few = true,  // by a kernel that does
-    .workspace = widened_workspace,
+    .offer = offer_widened,
     .threads = threads_for,
     .describe = describe_widened,
-    .prepare = prepare_widened,
     .run = run_widened};
 constexpr core::Kernel kAppend = {.name = "cpu.append",
                                   .operation = core::Operation::append,
@@ -164,7 +165,7 @@ constexpr core::Kernel kAppend = {.name = "cpu.append",
                                   .dtypes = dtype_bit(core::DType::f64) | dtype_bit(core::DType::f32) |
                                             dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16),
                                   .max_head_dim = std::numeric_limits<int32_t>::max(),
-                                  .workspace = append_workspace,
+                                  .offer = core::needs<append_workspace>,
                                   .threads = threads_for,
                                   .describe = describe_append,
                                   .run = run_append};
@@ -182,7 +183,7 @@ constexpr core::Kernel kQuantize = {
     .summary = "plain loops, a row at a time, fp32",
     .dtypes = dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16),
     .max_head_dim = std::numeric_limits<int32_t>::max(),
-    .workspace = quantize_workspace,
+    .offer = core::needs<quantize_workspace>,
     .threads = threads_for,
     .describe = describe_quantize,
     .run = run_quantize};
@@ -191,7 +192,7 @@ constexpr core::Kernel kDequantize = {.name = "cpu.dequantize",
                                       .summary = "plain loops, a row at a time, fp32",
                                       .dtypes = dtype_bit(core::DType::f8e4m3fn) | dtype_bit(core::DType::f8e5m2),
                                       .max_head_dim = std::numeric_limits<int32_t>::max(),
-                                      .workspace = quantize_workspace,
+                                      .offer = core::needs<quantize_workspace>,
                                       .threads = threads_for,
                                       .describe = describe_quantize,
                                       .run = run_dequantize};

@@ -352,12 +352,12 @@ core::WorkspaceSize quantize_workspace(const core::Shape& shape, int num_threads
   return {.state_bytes = 0, .scratch_bytes = num_threads * Scratch::bytes(core::quantize(shape))};
 }
 
-std::string describe_quantize(const core::Shape& shape, int num_threads) {
-  const QuantizeShape& p = core::quantize(shape);
+std::string describe_quantize(const core::Plan& plan) {
+  const QuantizeShape& p = core::quantize(plan.shape);
   const char* scales = !p.computes_scales           ? ""
                        : core::has_small_entries(p) ? "scales of blocks computed on the way, "
                                                     : "scales computed before, ";
-  return std::string("a row at a time, ") + scales + threads_string(num_threads);
+  return std::string("a row at a time, ") + scales + threads_string(plan.num_threads);
 }
 
 void run_quantize(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {

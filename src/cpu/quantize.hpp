@@ -10,7 +10,7 @@
 namespace tessella::cpu {
 
 core::WorkspaceSize quantize_workspace(const core::Shape& shape, int num_threads);
-std::string describe_quantize(const core::Shape& shape, int num_threads);
+std::string describe_quantize(const core::Plan& plan);
 void run_quantize(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream);
 void run_dequantize(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream);
 

@@ -1,15 +1,16 @@
 // What cuda.append and cuda.copy_pages queue, on a driver that only remembers. Each test is a child process.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
 
 #include "child.hpp"
 #include "core/plan.hpp"
-#include "cuda/kernels.hpp"
 #include "cuda/kernels/append/params.cuh"
 #include "cuda/kernels/copy_pages/params.cuh"
 #include "fake_driver.hpp"
+#include "planned.hpp"
 
 namespace {
 
@@ -57,17 +58,9 @@ CopyPagesArguments copy_arguments(int32_t num_pools, int64_t num_pairs) {
   return a;
 }
 
-const core::Kernel& kernel_named(std::string_view name) {
-  return *std::ranges::find(cuda::cuda_kernels(), name, &core::Kernel::name);
-}
-
-core::Plan planned(const core::Kernel& kernel, const core::Shape& shape) {
-  EXPECT_EQ(kernel.unavailable(kGpu), "");
-  EXPECT_EQ(kernel.ineligible(shape), "");
-  core::Plan plan{.kernel = &kernel, .shape = shape};
-  plan.workspace = kernel.workspace(plan.shape, 1);
+core::Plan planned(std::string_view kernel, const core::Shape& shape) {
+  core::Plan plan = tests::planned(kernel, shape);
   EXPECT_EQ(plan.workspace.state_bytes + plan.workspace.scratch_bytes, 0);
-  plan.prepared = kernel.prepare(plan.shape);
   return plan;
 }
 
@@ -83,31 +76,29 @@ void in_child(size_t params_bytes, void (*fn)()) {
 // blocks.
 TEST(AppendLaunch, OneLaunchOfNoMoreBlocksThanRowsWant) {
   in_child(sizeof(portable::AppendParams), [] {
-    const core::Kernel& kernel = kernel_named("cuda.append");
     for (const auto& [batch, seqlen_new, blocks] :
          {std::tuple{int64_t{4}, int64_t{1}, 4u}, {int64_t{1}, int64_t{1}, 1u}, {int64_t{8}, int64_t{900}, 400u}}) {
       const AppendArguments a = append_arguments(batch, seqlen_new);
-      const core::Plan plan = planned(kernel, core::shape(&a));
+      const core::Plan plan = planned("cuda.append", core::shape(&a));
       fake_driver()->launches.clear();
-      kernel.run(&a, plan, {}, nullptr);
+      plan.kernel->run(&a, plan, {}, nullptr);
       ASSERT_EQ(fake_driver()->launches.size(), 1u);
       EXPECT_EQ(fake_driver()->launches[0].gridDimX, blocks);
       EXPECT_EQ(fake_driver()->launches[0].blockDimX, static_cast<unsigned>(portable::kAppendThreads));
     }
     static_assert(400 == kNumSms * portable::kAppendBlocksPerSm);
     const AppendArguments none = append_arguments(0, 1);
-    const core::Plan plan = planned(kernel, core::shape(&none));
+    const core::Plan plan = planned("cuda.append", core::shape(&none));
     fake_driver()->launches.clear();
-    kernel.run(&none, plan, {}, nullptr);
+    plan.kernel->run(&none, plan, {}, nullptr);
     EXPECT_EQ(fake_driver()->launches.size(), 0u);
   });
 }
 
 TEST(AppendLaunch, ExplainsItsLoads) {
   in_child(sizeof(portable::AppendParams), [] {
-    const core::Kernel& kernel = kernel_named("cuda.append");
     AppendArguments a = append_arguments(2, 1);
-    const auto says = [&](const char* words) { return kernel.describe(core::shape(&a), 1).rfind(words, 0) == 0; };
+    const auto says = [&](const char* words) { return tests::says("cuda.append", core::shape(&a), words); };
     EXPECT_TRUE(says("16-byte loads"));
     a.rotary = DType::f32;
     for (const auto& [rotary_dim, is_interleaved, words] : {std::tuple{int64_t{128}, false, "16-byte loads"},
@@ -127,7 +118,6 @@ TEST(AppendLaunch, ExplainsItsLoads) {
 
 TEST(CopyPagesLaunch, AStepForAsManyPoolsAsParametersHold) {
   in_child(sizeof(portable::CopyPagesParams), [] {
-    const core::Kernel& kernel = kernel_named("cuda.copy_pages");
     // A page has 2048 pieces of 16 bytes, of which a block has 1024 at a time.
     for (const auto& [pools, pairs, grids] : {std::tuple{1, int64_t{3}, std::vector<unsigned>{6}},
                                               {60, int64_t{2}, std::vector<unsigned>{240}},
@@ -135,15 +125,15 @@ TEST(CopyPagesLaunch, AStepForAsManyPoolsAsParametersHold) {
                                               {160, int64_t{9}, std::vector<unsigned>{400, 400, 400}},
                                               {2, int64_t{0}, std::vector<unsigned>{}}}) {
       const CopyPagesArguments a = copy_arguments(pools, pairs);
-      const core::Plan plan = planned(kernel, core::shape(&a));
+      const core::Plan plan = planned("cuda.copy_pages", core::shape(&a));
       fake_driver()->launches.clear();
-      kernel.run(&a, plan, {}, nullptr);
+      plan.kernel->run(&a, plan, {}, nullptr);
       std::vector<unsigned> launched;
       for (const cuda::CUlaunchConfig& launch : fake_driver()->launches) launched.push_back(launch.gridDimX);
       EXPECT_EQ(launched, grids) << pools;
     }
     const CopyPagesArguments many = copy_arguments(61, 1);
-    EXPECT_EQ(kernel.describe(core::shape(&many), 1).rfind("16-byte loads, 2 steps of at most 60 pools, ", 0), 0u);
+    EXPECT_TRUE(tests::says("cuda.copy_pages", core::shape(&many), "16-byte loads, 2 steps of at most 60 pools, "));
   });
 }
 

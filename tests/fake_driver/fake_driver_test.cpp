@@ -211,7 +211,7 @@ TEST_F(FakeDriverTest, StepsOfARecipeAreQueuedInTurn) {
     p.seqlen_kv = 1;
     tessella::core::Plan plan = choose(p, tables, {}, "toy");
     EXPECT_NE(plan.explanation.find("two steps, compiled when planned"), std::string::npos) << plan.explanation;
-    plan.prepared = plan.kernel->prepare(plan.shape);
+    plan.prepared = plan.kernel->prepare(plan);
     FakeDriver& fake = *fake_driver();
     plan.kernel->run(&p, plan, {}, nullptr);
     ASSERT_EQ(fake.launches.size(), 2u);
@@ -229,6 +229,40 @@ TEST_F(FakeDriverTest, StepsOfARecipeAreQueuedInTurn) {
     plan.kernel->run(&p, plan, {}, nullptr);
     EXPECT_EQ(fake.launches.size(), 3u) << "the second step has nothing to add";
     EXPECT_TRUE(fake.attributes.empty());
+  });
+}
+
+int g_num_refused = 0, g_num_taken = 0;
+constexpr KernelRow kRefused = {.name = "cuda.refused",
+                                .dtypes = dtype_bit(tessella::core::DType::f32),
+                                .max_head_dim = 64,
+                                .recipe = [](const tessella::core::Shape&, const DeviceInfo&) {
+                                  ++g_num_refused;
+                                  return Recipe{.ineligible = "takes nothing"};
+                                }};
+constexpr KernelRow kTaken = {.name = "cuda.taken",
+                              .dtypes = dtype_bit(tessella::core::DType::f32),
+                              .max_head_dim = 64,
+                              .recipe = [](const tessella::core::Shape& bounds, const DeviceInfo& device) {
+                                ++g_num_taken;
+                                return tessella::tests::toy_recipe(bounds, device);
+                              }};
+
+// By kernels that the call passes over, and by the one that is chosen, explained, prepared and run.
+TEST_F(FakeDriverTest, RecipesAreMadeOnceForAPlan) {
+  in_child({{"FAKE_CUDA_PARAMS", std::to_string(sizeof(tessella::portable::ForwardParams)).c_str()}}, [] {
+    skip_without_nvrtc();
+    const tessella::core::Kernel table[] = {kernel<kRefused>(), kernel<kTaken>()};
+    const tessella::core::KernelTable tables[] = {table};
+    const tessella::core::AttentionArguments p = tessella::tests::gpu_arguments(
+        {.seqlen_q = 5, .seqlen_kv = 1, .head_dim_qk = 40, .head_dim_v = 40}, tessella::core::DType::f32);
+    tessella::core::Plan plan = tessella::core::choose(p, tables, {}, "toy");
+    EXPECT_EQ(plan.kernel->name, "cuda.taken");
+    plan.prepared = plan.kernel->prepare(plan);
+    plan.kernel->run(&p, plan, {}, nullptr);
+    EXPECT_EQ(fake_driver()->launches.size(), 2u);
+    EXPECT_EQ(g_num_refused, 1);
+    EXPECT_EQ(g_num_taken, 1);
   });
 }
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <iostream>
 #include <numeric>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -19,7 +18,6 @@
 #include "core/plan.hpp"
 #include "cuda/driver/driver.hpp"
 #include "cuda/driver/gpus.hpp"
-#include "cuda/kernels.hpp"
 #include "cuda/kernels/classify/params.cuh"
 #include "cuda/kernels/forward_sm80/config.hpp"
 #include "cuda/kernels/forward_sm90/config.hpp"
@@ -27,6 +25,7 @@
 #include "cuda/kernels/ladder/config.hpp"
 #include "cuda/kernels/ladder/params.cuh"
 #include "fake_driver.hpp"
+#include "planned.hpp"
 
 namespace {
 
@@ -46,21 +45,10 @@ AttentionArguments problem() {
   return p;
 }
 
-// Of the table.
-const core::Kernel& named(std::string_view name) {
-  const auto found = std::ranges::find(cuda::cuda_kernels(), name, &core::Kernel::name);
-  if (found == cuda::cuda_kernels().end()) throw std::invalid_argument(std::string(name));
-  return *found;
-}
+using tests::named;
 
 core::Plan planned(const core::Kernel& kernel, const AttentionArguments& p) {
-  EXPECT_EQ(kernel.unavailable(p.device), "");
-  EXPECT_EQ(kernel.ineligible(p), "");
-  core::Plan plan{.kernel = &kernel, .shape = p};
-  plan.workspace = kernel.workspace(p, 1);
-  plan.schedule_bytes = kernel.schedule_bytes(p);
-  plan.prepared = kernel.prepare(p);
-  return plan;
+  return tests::planned(kernel.name, core::Shape(p));
 }
 
 unsigned tiles(int64_t rows, int32_t tile) { return static_cast<unsigned>((rows + tile - 1) / tile); }
@@ -96,7 +84,7 @@ TEST_F(ForwardLaunch, OneKernelWhereMasksAreIntervals) {
     EXPECT_EQ(launch.blockDimX, static_cast<unsigned>(config.num_warps) * 32);
     EXPECT_EQ(launch.sharedMemBytes, static_cast<unsigned>(shared_bytes(config)));
     EXPECT_EQ(launch.hStream, reinterpret_cast<cuda::CUstream>(0x77));
-    EXPECT_NE(kernel.describe(p, 1).find("16-byte loads"), std::string::npos) << kernel.describe(p, 1);
+    EXPECT_NE(kernel.describe(plan).find("16-byte loads"), std::string::npos) << kernel.describe(plan);
   });
 }
 
@@ -177,8 +165,8 @@ TEST_F(ForwardLaunch, AMaskHasOneMap) {
     ASSERT_EQ(fake_driver()->launches.size(), 3u);
     EXPECT_EQ(fake_driver()->launches[1].blockDimX, 32u);
     p.features = Feature::seqlens_kv | Feature::schedule;
-    EXPECT_NE(kernel.ineligible(p).find("is the map of a mask, and the call has none"), std::string::npos)
-        << kernel.ineligible(p);
+    EXPECT_NE(ineligible(kernel, p).find("is the map of a mask, and the call has none"), std::string::npos)
+        << ineligible(kernel, p);
   });
 }
 
@@ -242,11 +230,11 @@ TEST_F(ForwardLaunch, BoxesOfPagedKeysLieInOnePage) {
       EXPECT_EQ(k.box[1], std::gcd(static_cast<uint32_t>(page_size), 128u));
     }
     p.page_size = 12;
-    EXPECT_NE(kernel.ineligible(p).find("multiple of 8 rows; these have 12"), std::string::npos)
-        << kernel.ineligible(p);
+    EXPECT_NE(ineligible(kernel, p).find("multiple of 8 rows; these have 12"), std::string::npos)
+        << ineligible(kernel, p);
     p.page_size = 16;
     p.features |= Feature::leftpad_kv;
-    EXPECT_NE(kernel.ineligible(p).find("leftpad_kv"), std::string::npos) << kernel.ineligible(p);
+    EXPECT_NE(ineligible(kernel, p).find("leftpad_kv"), std::string::npos) << ineligible(kernel, p);
   });
 }
 
@@ -256,16 +244,16 @@ TEST_F(ForwardLaunch, WhatAGridCannotHoldIsAnError) {
     AttentionArguments p = problem();
     p.batch = 1 << 20;
     p.seqlen_q = p.total_q = 1 << 20;
-    EXPECT_NE(kernel.ineligible(p).find("batch * heads_q * seqlen_q makes "), std::string::npos)
-        << kernel.ineligible(p);
+    EXPECT_NE(ineligible(kernel, p).find("batch * heads_q * seqlen_q makes "), std::string::npos)
+        << ineligible(kernel, p);
     p = problem();
     p.features = Feature::document;
     p.seqlen_q = p.total_q = p.seqlen_kv = p.total_kv = int64_t{1} << 28;
-    EXPECT_NE(kernel.ineligible(p).find("seqlen_kv makes "), std::string::npos) << kernel.ineligible(p);
+    EXPECT_NE(ineligible(kernel, p).find("seqlen_kv makes "), std::string::npos) << ineligible(kernel, p);
     p = problem();
     p.num_sms = 10;
-    EXPECT_NE(kernel.ineligible(p).find("num_sms is 10"), std::string::npos) << kernel.ineligible(p);
-    EXPECT_EQ(kernel.ineligible(problem()), "");
+    EXPECT_NE(ineligible(kernel, p).find("num_sms is 10"), std::string::npos) << ineligible(kernel, p);
+    EXPECT_EQ(ineligible(kernel, problem()), "");
   });
 }
 
@@ -283,7 +271,8 @@ TEST_F(ForwardLaunch, EachCallOfTheDriverMayFail) {
       fake_driver()->calls_until_failure = failures;
       try {
         core::Plan plan{.kernel = &kernel, .shape = p};
-        plan.prepared = kernel.prepare(p);
+        plan.recipe = kernel.offer(p, 1).recipe;
+        plan.prepared = kernel.prepare(plan);
         kernel.run(&p, plan, {&counter, nullptr}, nullptr);
         if (fake_driver()->calls_until_failure >= 0) break;  // no call is left to fail
         ADD_FAILURE() << "nobody heard that call " << failures << " failed";

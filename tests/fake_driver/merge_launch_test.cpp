@@ -1,15 +1,14 @@
 // What cuda.merge queues, on a driver that only remembers: a launch for every 32 states. Each test is a child process.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "child.hpp"
 #include "core/plan.hpp"
-#include "cuda/kernels.hpp"
 #include "cuda/kernels/merge/params.cuh"
 #include "fake_driver.hpp"
+#include "planned.hpp"
 
 namespace {
 
@@ -37,19 +36,7 @@ MergeArguments arguments(int32_t num_states, DType dtype = DType::bf16) {
   return a;
 }
 
-const core::Kernel& merge_kernel() {
-  return *std::ranges::find(cuda::cuda_kernels(), std::string_view("cuda.merge"), &core::Kernel::name);
-}
-
-core::Plan planned(const MergeArguments& a) {
-  const core::Kernel& kernel = merge_kernel();
-  EXPECT_EQ(kernel.unavailable(a.device), "");
-  EXPECT_EQ(kernel.ineligible(a), "");
-  core::Plan plan{.kernel = &kernel, .shape = static_cast<const core::MergeShape&>(a)};
-  plan.workspace = kernel.workspace(plan.shape, 1);
-  plan.prepared = kernel.prepare(plan.shape);
-  return plan;
-}
+core::Plan planned(const MergeArguments& a) { return tests::planned("cuda.merge", core::shape(&a)); }
 
 void in_child(void (*fn)()) {
   tests::in_child({{"FAKE_CUDA_PARAMS", std::to_string(sizeof(portable::MergeParams))},
@@ -96,17 +83,18 @@ TEST(MergeLaunch, NoMoreBlocksThanRowsWant) {
 
 TEST(MergeLaunch, ExplainsItsLoads) {
   in_child([] {
-    const core::Kernel& kernel = merge_kernel();
-    EXPECT_EQ(kernel.describe(arguments(2), 1).rfind("16-byte loads, 1 step, ", 0), 0u);
-    EXPECT_EQ(kernel.describe(arguments(70, DType::f32), 1).rfind("16-byte loads, 3 steps of at most 32 states, ", 0),
-              0u);
+    const auto says = [](const MergeArguments& a, const char* words) {
+      return tests::says("cuda.merge", core::shape(&a), words);
+    };
+    EXPECT_TRUE(says(arguments(2), "16-byte loads, 1 step, "));
+    EXPECT_TRUE(says(arguments(70, DType::f32), "16-byte loads, 3 steps of at most 32 states, "));
     MergeArguments a = arguments(2);
     a.head_dim = 100;
-    EXPECT_EQ(kernel.describe(a, 1).rfind("scalar loads, 1 step, ", 0), 0u);
+    EXPECT_TRUE(says(a, "scalar loads, 1 step, "));
     a = arguments(2);
     a.given[1].out.row_stride += 4;
     core::derive_shape(a);
-    EXPECT_EQ(kernel.describe(a, 1).rfind("scalar loads, 1 step, ", 0), 0u);
+    EXPECT_TRUE(says(a, "scalar loads, 1 step, "));
   });
 }
 

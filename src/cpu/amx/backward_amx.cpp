@@ -380,17 +380,16 @@ std::string unavailable(core::Device) {
   return reason.empty() ? vector_unavailable(InstructionSet::avx512) : reason;
 }
 
-std::string ineligible(const core::Shape& shape) {
+core::Offer offer(const core::Shape& shape, int num_threads) {
   const core::DType d_out = core::attention(shape).operands[Name::d_out].dtype;
-  return d_out == core::DType::bf16 ? "" : core::message("d_out is ", core::name(d_out), ", expected bf16");
+  if (d_out != core::DType::bf16) {
+    return {.ineligible = core::message("d_out is ", core::name(d_out), ", expected bf16")};
+  }
+  return {.workspace = backward_workspace(kernel(), core::attention(shape), num_threads)};
 }
 
-core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
-  return backward_workspace(kernel(), core::attention(shape), num_threads);
-}
-
-std::string describe(const core::Shape& shape, int num_threads) {
-  return describe_backward(kernel(), core::attention(shape), num_threads);
+std::string describe(const core::Plan& plan) {
+  return describe_backward(kernel(), core::attention(plan.shape), plan.num_threads);
 }
 
 void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
@@ -408,8 +407,7 @@ constinit const core::Kernel kBackwardAmx = {
     .max_head_dim = kMaxHeadDim,
     .features = core::kCommonFeatures.without(core::kForwardOnlyFeatures) | core::kGradientFeatures,
     .unavailable = unavailable,
-    .ineligible = ineligible,
-    .workspace = workspace,
+    .offer = offer,
     .threads = threads_for,
     .describe = describe,
     .run = run,

@@ -216,8 +216,8 @@ core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
                            num_threads * l.worker_bytes};
 }
 
-std::string describe(const core::Shape& shape, int num_threads) {
-  const Layout l(core::attention(shape), num_threads);
+std::string describe(const core::Plan& plan) {
+  const Layout l(core::attention(plan.shape), plan.num_threads);
   return core::message("tiles: query tiles of ", kRows, " rows, work tiles of ", l.rows_per_work_tile, ", units of ",
                        l.unit_keys, " keys, chunks of ", l.chunk_units * l.unit_keys, "; ", l.wave_pairs,
                        " KV heads packed at a time");
@@ -233,7 +233,7 @@ constinit const core::Kernel kForwardAmx = {
     .max_head_dim = 512,
     .features = core::kCommonFeatures,
     .unavailable = unavailable,
-    .workspace = workspace,
+    .offer = core::needs<workspace>,
     .threads = threads_for,
     .describe = describe,
     .run = run,

@@ -13,12 +13,12 @@ namespace tessella::cuda {
 namespace {
 
 struct PreparedStep {
-  Step step;
+  const Step* step;  // of the plan's recipe
   std::shared_ptr<const LoadedKernel> kernel;
   Concurrency at_once;
 };
 
-// The data that a plan stores.
+// What a plan keeps beside its recipe.
 struct Prepared {
   std::vector<PreparedStep> steps, schedule;
 };
@@ -30,7 +30,7 @@ const Step& without_spills(const Step& step, int arch) {
 }
 
 PreparedStep prepare_step(const Step& step, const core::Shape& bounds, const DeviceInfo& device) {
-  return {step, load(step.program, device.id, step.shared_bytes), concurrency(step, bounds, device)};
+  return {&step, load(step.program, device.id, step.shared_bytes), concurrency(step, bounds, device)};
 }
 
 // The origin of the step's kernel that takes longest to get.
@@ -48,6 +48,10 @@ const char* origin(const std::vector<Step>& steps, int arch) {
   return "compiled when planned";
 }
 
+const DeviceInfo& device_of(const core::Shape& shape) { return device_info(core::device(shape).id); }
+
+const Recipe& recipe_of(const core::Plan& plan) { return *static_cast<const Recipe*>(plan.recipe.get()); }
+
 }  // namespace
 
 std::string unavailable(const KernelRow& row, core::Device device) {
@@ -56,16 +60,24 @@ std::string unavailable(const KernelRow& row, core::Device device) {
   return row.unavailable != nullptr ? row.unavailable(info) : device_problem(info);
 }
 
-std::string describe(const Recipe& recipe, const DeviceInfo& device) {
-  return core::message(recipe.description, ", ", origin(recipe.steps, device.arch));
+core::Offer offer(const KernelRow& row, const core::Shape& bounds) {
+  auto recipe = std::make_shared<const Recipe>(row.recipe(bounds, device_of(bounds)));
+  return {recipe->ineligible, recipe->workspace, recipe->schedule_bytes, recipe};
 }
 
-std::shared_ptr<const void> prepare(const Recipe& recipe, const core::Shape& bounds, const DeviceInfo& device) {
+std::string describe(const core::Plan& plan) {
+  const Recipe& recipe = recipe_of(plan);
+  return core::message(recipe.description, ", ", origin(recipe.steps, device_of(plan.shape).arch));
+}
+
+std::shared_ptr<const void> prepare(const core::Plan& plan) {
+  const Recipe& recipe = recipe_of(plan);
+  const DeviceInfo& device = device_of(plan.shape);
   auto prepared = std::make_shared<Prepared>();
   for (const auto& [steps, to] :
        {std::pair{&recipe.steps, &prepared->steps}, {&recipe.schedule, &prepared->schedule}}) {
     for (const Step& step : *steps) {
-      to->push_back(prepare_step(without_spills(step, device.arch), bounds, device));
+      to->push_back(prepare_step(without_spills(step, device.arch), plan.shape, device));
     }
   }
   return prepared;
@@ -77,11 +89,11 @@ void queue(const std::vector<PreparedStep>& steps, const core::Arguments& argume
            const core::Workspace& workspace, void* stream) {
   const CurrentDevice current(core::device(plan.shape).id);
   for (const auto& [step, kernel, at_once] : steps) {
-    const std::optional<Launch> launch = step.launch(plan.shape, arguments, at_once, workspace);
+    const std::optional<Launch> launch = step->launch(plan.shape, arguments, at_once, workspace);
     if (!launch) continue;
     const auto& [x, y, z] = launch->grid;
     kernel->launch(
-        {.grid = {x, y, z}, .threads = step.threads, .cluster = step.cluster, .is_dependent = step.is_dependent},
+        {.grid = {x, y, z}, .threads = step->threads, .cluster = step->cluster, .is_dependent = step->is_dependent},
         launch->parameters.data(), launch->parameters.bytes(), stream);
   }
 }
@@ -90,7 +102,7 @@ const Prepared& prepared(const core::Plan& plan) { return *static_cast<const Pre
 
 }  // namespace
 
-void run(const core::Arguments& arguments, const core::Plan& plan, const core::Workspace& workspace, void* stream) {
+void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream) {
   queue(prepared(plan).steps, arguments, plan, workspace, stream);
 }
 

@@ -32,17 +32,13 @@ struct KernelRow {
   core::Cost (*cost)(const core::Arguments& arguments, const DeviceInfo& device) = nullptr;
 };
 
-// The functions of a core::Kernel for a row of the table.
+// The functions of a core::Kernel for a row of the table. A plan has the recipe that was offered.
 std::string unavailable(const KernelRow& row, core::Device device);
-std::string describe(const Recipe& recipe, const DeviceInfo& device);
-std::shared_ptr<const void> prepare(const Recipe& recipe, const core::Shape& bounds, const DeviceInfo& device);
-void run(const core::Arguments& arguments, const core::Plan& plan, const core::Workspace& workspace, void* stream);
+core::Offer offer(const KernelRow& row, const core::Shape& bounds);
+std::string describe(const core::Plan& plan);
+std::shared_ptr<const void> prepare(const core::Plan& plan);
+void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream);
 void make_schedule(const core::Arguments& arguments, const core::Plan& plan, void* stream);
-
-template <const KernelRow& row>
-Recipe recipe(const core::Shape& bounds) {
-  return row.recipe(bounds, device_info(core::device(bounds).id));
-}
 
 template <const KernelRow& row>
 core::Kernel kernel() {
@@ -61,18 +57,15 @@ core::Kernel kernel() {
       .splits_keys = row.splits_keys,
       .automatic = row.automatic,
       .unavailable = [](core::Device device) { return unavailable(row, device); },
-      .ineligible = [](const core::Shape& shape) { return recipe<row>(shape).ineligible; },
-      .workspace = [](const core::Shape& shape, int) { return recipe<row>(shape).workspace; },
+      .offer = [](const core::Shape& bounds, int) { return offer(row, bounds); },
       .cost = row.cost == nullptr
                   ? nullptr
                   : +[](const core::Arguments& a) { return row.cost(a, device_info(core::device(core::shape(a)).id)); },
-      .describe = [](const core::Shape& s, int) { return describe(recipe<row>(s), device_info(core::device(s).id)); },
-      .prepare = [](const core::Shape& s) { return prepare(recipe<row>(s), s, device_info(core::device(s).id)); },
-      .schedule_bytes = [](const core::Shape& shape) { return recipe<row>(shape).schedule_bytes; },
+      .describe = describe,
+      .prepare = prepare,
       .schedule_needed = row.schedule_needed,
       .schedule = make_schedule,
-      .run = [](const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace,
-                void* stream) { run(arguments, plan, workspace, stream); }};
+      .run = run};
 }
 
 }  // namespace tessella::cuda
