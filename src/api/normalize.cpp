@@ -382,7 +382,7 @@ class Normalizer {
     if (args_.q_scale != nullptr || args_.out_scale != nullptr || args_.amax != nullptr) {
       p_.features |= Feature::scales;
     }
-    const bool lacks_scales = core::is_float(p_.q().dtype) && core::is_quantized(p_.k().dtype);  // which says read()
+    const bool lacks_scales = core::is_float(p_.q().dtype) && core::is_quantized(p_.k().dtype);  // read() says so
     if (p_.scale_block != 0 && !lacks_scales && !p_.features.has_any(Feature::scales | Feature::kv_scales)) {
       invalid(message(function_, ": scale_block is ", p_.scale_block,
                       ", expected 0 without q_scale, k_scale, v_scale, ", "out_scale and amax"));

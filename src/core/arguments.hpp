@@ -165,7 +165,7 @@ struct AppendArguments : AppendShape {
   // page_size, ...); of q: q_out, which has the axes of q.
   struct Rows {
     Operand from, into;
-    Operand scale;  // of a quantised cache: (slots or pages, 1 or rows, heads, 1), f32; without data all are 1
+    Operand scale;  // of a quantised cache: (slots or pages, 1 or rows, heads, 1), f32; without data there are none
   };
   Rows k_rows, v_rows, q_rows;
   Operand cos, sin;                // (1, positions, 1, rotary_dim / 2), f32 or the dtype of the rows

@@ -8,11 +8,10 @@
 
 namespace tessella::core {
 
-// The scale of a new row of one head; null: it is 1.
-inline float* scale_of(const AppendArguments& a, const AppendArguments::Rows& rows, const portable::NewRow& at,
+// The scale of a new row of one head.
+inline float& scale_of(const AppendArguments& a, const AppendArguments::Rows& rows, const portable::NewRow& at,
                        int64_t head) {
-  if (rows.scale.data == nullptr) return nullptr;
-  return reinterpret_cast<float*>(rows.scale.row(at.slot, a.scale_block == 0 ? 0 : at.row, head));
+  return *reinterpret_cast<float*>(rows.scale.row(at.slot, a.scale_block == 0 ? 0 : at.row, head));
 }
 
 // Stores row[0, count) where the new row of one head goes, and its scale where that is computed.
@@ -20,9 +19,9 @@ inline void store_quantized(const AppendArguments& a, const AppendArguments::Row
                             int64_t head, const float* row, int64_t count) {
   using portable::Element;
   const Element element = core::element(rows.into.dtype);
-  float* const at_scale = scale_of(a, rows, at, head);
-  if (a.scale_block != 0) *at_scale = portable::scale_of(portable::largest_magnitude(row, count), element);
-  const float divisor = at_scale == nullptr ? 1.0f : portable::divisor_of(*at_scale);
+  float& scale = scale_of(a, rows, at, head);
+  if (a.scale_block != 0) scale = portable::scale_of(portable::largest_magnitude(row, count), element);
+  const float divisor = portable::divisor_of(scale);
   auto* into = reinterpret_cast<uint8_t*>(rows.into.row(at.slot, at.row, head));
   switch (element) {
     case Element::e4m3: return portable::quantize_row<Element::e4m3>(row, count, divisor, into);

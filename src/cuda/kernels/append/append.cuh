@@ -110,11 +110,11 @@ __device__ __forceinline__ void append_quantized(const AppendParams& p, const Ap
   constexpr int N = portable::piece(C);
   float* const at_scale =
       rows.scale + (at.slot * rows.scale_batch_stride + at.row * rows.scale_row_stride + head * rows.scale_head_stride);
-  float scale = 1;
+  float scale;
   if constexpr (C.computes_scales) {
     scale = portable::scale_of(most, C.cache);
     if (lane == 0) *at_scale = scale;
-  } else if (rows.scale != nullptr) {
+  } else {
     scale = *at_scale;
   }
   const float divisor = portable::divisor_of(scale);

@@ -43,7 +43,7 @@ constexpr int32_t cache_piece_bytes(const AppendConfig& c) { return piece(c) * b
 struct AppendRows {
   const void* from;
   void* into;
-  float* scale;  // null: 1
+  float* scale;  // of a quantised cache
   int64_t from_batch_stride, from_row_stride, from_head_stride;
   int64_t into_batch_stride, into_row_stride, into_head_stride;
   int64_t scale_batch_stride, scale_row_stride, scale_head_stride;  // row stride 0 where one is given for all rows
