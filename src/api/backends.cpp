@@ -30,7 +30,9 @@ const core::Backend& backend_of(core::Device device) {
   return **std::ranges::find(gpu_backends(), device.type, &core::Backend::device);
 }
 
-bool has_gpu_memory() {
+namespace {
+
+bool have_memory() {
   return std::ranges::any_of(gpu_backends(), [](const core::Backend* gpu) { return gpu->has_memory(); });
 }
 
@@ -40,6 +42,14 @@ core::Device device_at(const void* pointer) {
     if (const core::Device device = gpu->device_at(pointer); device.type != core::DeviceType::cpu) return device;
   }
   return {};
+}
+
+}  // namespace
+
+const core::Devices& devices() {
+  static constexpr core::Devices kDevices{
+      have_memory, device_at, [](core::Device device) { return backend_of(device).device_problem(device.id); }};
+  return kDevices;
 }
 
 }  // namespace tessella::api

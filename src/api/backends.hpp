@@ -16,9 +16,7 @@ std::span<const core::Backend* const> gpu_backends();
 // Of a device that is not the CPU: each type of them has one.
 const core::Backend& backend_of(core::Device device);
 
-// False while no pointer of this process can be a GPU's. Costs nanoseconds.
-bool has_gpu_memory();
-// The device whose memory this is, or the CPU.
-core::Device device_at(const void* pointer);
+// Whose memory is whose, for rooms that read calls.
+const core::Devices& devices();
 
 }  // namespace tessella::api

@@ -3,26 +3,22 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
 
-#include "api/append.hpp"
 #include "api/backends.hpp"
-#include "api/backward.hpp"
-#include "api/copy_pages.hpp"
+#include "api/call.hpp"
 #include "api/dlpack.hpp"
-#include "api/forward.hpp"
 #include "api/guarded.hpp"
 #include "api/info.hpp"
-#include "api/merge.hpp"
-#include "api/normalize.hpp"
+#include "api/operations.hpp"
 #include "api/plan_cache.hpp"
-#include "api/quantize.hpp"
 #include "api/run.hpp"
 #include "api/workspace_use.hpp"
 #include "core/cancel.hpp"
 #include "core/choose.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
-#include "core/validate.hpp"
 #include "tessella/tessella.h"
 
 struct tessella_plan {
@@ -53,47 +49,28 @@ void fill(Struct* out, Struct value, const char* function, const char* argument)
   std::memcpy(out, &value, std::min(size, sizeof(Struct)));
 }
 
-// Calls fn(args, options) with the structs of the call's operation: the one list of operations that can be called.
+// Calls fn.template operator()<Operation>(args, options) with the structs of the call's operation.
 template <typename Fn>
 void with_structs(const tessella_call* call, const char* function, Fn&& fn) {
-  const tessella_call given = api::grown(call, function);
-  switch (static_cast<core::Operation>(given.operation)) {
-    case core::Operation::forward:
-      return fn(static_cast<const tessella_forward_args*>(given.args),
-                api::grown(static_cast<const tessella_attention_options*>(given.options), function));
-    case core::Operation::merge:
-      return fn(static_cast<const tessella_merge_args*>(given.args),
-                api::grown(static_cast<const tessella_merge_options*>(given.options), function));
-    case core::Operation::backward:
-      return fn(static_cast<const tessella_backward_args*>(given.args),
-                api::grown(static_cast<const tessella_attention_options*>(given.options), function));
-    case core::Operation::append:
-      return fn(static_cast<const tessella_append_args*>(given.args),
-                api::grown(static_cast<const tessella_append_options*>(given.options), function));
-    case core::Operation::copy_pages:
-      return fn(static_cast<const tessella_copy_pages_args*>(given.args),
-                api::grown(static_cast<const tessella_copy_pages_options*>(given.options), function));
-    case core::Operation::quantize:
-      return fn(static_cast<const tessella_quantize_args*>(given.args),
-                api::grown(static_cast<const tessella_quantize_options*>(given.options), function));
-    case core::Operation::dequantize:
-      return fn(static_cast<const tessella_dequantize_args*>(given.args),
-                api::grown(static_cast<const tessella_dequantize_options*>(given.options), function));
-    case core::Operation::linear:
-      core::unsupported(core::message(function, ": operation is ", name(static_cast<core::Operation>(given.operation)),
-                                      ", and no kernel computes it yet"));
+  const tessella_call defaults = TESSELLA_CALL_INIT;
+  const tessella_call given = core::grow(call, defaults, function, "call");
+  const auto operation = static_cast<core::Operation>(given.operation);
+  const bool is_called = [&]<typename... Operations>(std::type_identity<std::tuple<Operations...>>) {
+    const auto visit = [&]<typename Operation>() {
+      if (operation != Operation::kOperation) return false;
+      fn.template operator()<Operation>(
+          static_cast<const typename Operation::Args*>(given.args),
+          api::options_of<Operation>(static_cast<const typename Operation::Options*>(given.options), function));
+      return true;
+    };
+    return (visit.template operator()<Operations>() || ...);
+  }(std::type_identity<api::Operations>());
+  if (is_called) return;
+  if (operation == core::Operation::linear) {
+    core::unsupported(core::message(function, ": operation is ", name(operation), ", and no kernel computes it yet"));
   }
   core::unsupported(
       core::message(function, ": operation is ", given.operation, ", expected one of tessella_operation, 1 to 8"));
-}
-
-// A plain call: its plan from the cache, its workspace from the allocator.
-template <typename Args, typename Options>
-void run_call(const Args* args, const Options& options, void* stream, const char* function) {
-  const auto arguments = api::read(args, options, function, stream);
-  const auto plan =
-      api::cached_plan(core::shape(&arguments), api::forced_kernel(options.kernel, arguments.operation), function);
-  api::run(*plan, &arguments, nullptr, options.allocator, stream, function);
 }
 
 const core::Kernel& kernel_at(int32_t idx, const char* function) {
@@ -111,48 +88,45 @@ extern "C" {
 
 tessella_status tessella_forward(const tessella_forward_args* args, const tessella_attention_options* options,
                                  void* stream) {
-  return guarded([&] {
-    const tessella_attention_options grown = api::grown(options, "forward");
-    run_call(args, grown, stream, "forward");
-  });
+  return guarded([&] { api::run_call<core::Forward>(args, options, stream); });
 }
 
 tessella_status tessella_backward(const tessella_backward_args* args, const tessella_attention_options* options,
                                   void* stream) {
-  return guarded([&] { run_call(args, api::grown(options, "backward"), stream, "backward"); });
+  return guarded([&] { api::run_call<core::Backward>(args, options, stream); });
 }
 
 tessella_status tessella_merge(const tessella_merge_args* args, const tessella_merge_options* options, void* stream) {
-  return guarded([&] { run_call(args, api::grown(options, "merge"), stream, "merge"); });
+  return guarded([&] { api::run_call<core::Merge>(args, options, stream); });
 }
 
 tessella_status tessella_append(const tessella_append_args* args, const tessella_append_options* options,
                                 void* stream) {
-  return guarded([&] { run_call(args, api::grown(options, "append"), stream, "append"); });
+  return guarded([&] { api::run_call<core::Append>(args, options, stream); });
 }
 
 tessella_status tessella_copy_pages(const tessella_copy_pages_args* args, const tessella_copy_pages_options* options,
                                     void* stream) {
-  return guarded([&] { run_call(args, api::grown(options, "copy_pages"), stream, "copy_pages"); });
+  return guarded([&] { api::run_call<core::CopyPages>(args, options, stream); });
 }
 
 tessella_status tessella_quantize(const tessella_quantize_args* args, const tessella_quantize_options* options,
                                   void* stream) {
-  return guarded([&] { run_call(args, api::grown(options, "quantize"), stream, "quantize"); });
+  return guarded([&] { api::run_call<core::Quantize>(args, options, stream); });
 }
 
 tessella_status tessella_dequantize(const tessella_dequantize_args* args, const tessella_dequantize_options* options,
                                     void* stream) {
-  return guarded([&] { run_call(args, api::grown(options, "dequantize"), stream, "dequantize"); });
+  return guarded([&] { api::run_call<core::Dequantize>(args, options, stream); });
 }
 
 tessella_status tessella_plan_make(const tessella_call* call, tessella_plan** plan) {
   return guarded([&] {
     require(plan, "plan_make", "plan");
-    with_structs(call, "plan_make", [&](const auto* args, const auto& options) {
-      const auto arguments = api::read(args, options, "plan_make", nullptr, api::Memory::none);
-      const auto shape = api::bounds(arguments, options);
-      core::validate_sizes(shape, "plan_make");
+    with_structs(call, "plan_make", [&]<typename Operation>(const auto* args, const auto& options) {
+      const auto arguments = api::read<Operation>(args, options, "plan_make", nullptr, core::Memory::none);
+      const auto shape = Operation::bounds(arguments, options);
+      Operation::validate_sizes(shape, "plan_make");
       core::Plan made = api::make_plan(shape, api::forced_kernel(options.kernel, arguments.operation), "plan_make");
       std::string kernel(made.kernel->name);
       *plan = new tessella_plan{std::move(made), std::move(kernel)};
@@ -166,12 +140,12 @@ tessella_status tessella_plan_run(const tessella_plan* plan, const tessella_call
                                   const tessella_workspace* workspace, void* stream) {
   return guarded([&] {
     require(plan, "plan_run", "plan");
-    with_structs(call, "plan_run", [&](const auto* args, const auto& options) {
-      const auto arguments = api::read(args, options, "plan_run", stream);
+    with_structs(call, "plan_run", [&]<typename Operation>(const auto* args, const auto& options) {
+      const auto arguments = api::read<Operation>(args, options, "plan_run", stream);
       if (options.kernel != nullptr && plan->kernel != options.kernel) {
         core::invalid(core::message("plan_run: kernel is \"", options.kernel, "\", and the plan runs ", plan->kernel));
       }
-      core::check_fits(plan->plan, core::shape(&arguments), "plan_run");
+      core::check_fits(plan->plan, core::Shape::view(arguments), "plan_run");
       api::run(plan->plan, &arguments, workspace, options.allocator, stream, "plan_run");
     });
   });
@@ -218,9 +192,9 @@ tessella_status tessella_plan_schedule_size_for(const tessella_plan* plan, const
   return guarded([&] {
     require(plan, "plan_schedule_size_for", "plan");
     require(bytes, "plan_schedule_size_for", "bytes");
-    with_structs(call, "plan_schedule_size_for", [&](const auto* args, const auto& options) {
-      const auto arguments = api::read(args, options, "plan_schedule_size_for", nullptr, api::Memory::none);
-      core::check_fits(plan->plan, core::shape(&arguments), "plan_schedule_size_for");
+    with_structs(call, "plan_schedule_size_for", [&]<typename Operation>(const auto* args, const auto& options) {
+      const auto arguments = api::read<Operation>(args, options, "plan_schedule_size_for", nullptr, core::Memory::none);
+      core::check_fits(plan->plan, core::Shape::view(arguments), "plan_schedule_size_for");
       *bytes = static_cast<size_t>(api::schedule_bytes(plan->plan, &arguments));
     });
   });
@@ -233,9 +207,9 @@ tessella_status tessella_plan_schedule(const tessella_plan* plan, const tessella
       core::invalid(core::message("plan_schedule: the plan's kernel, ", plan->kernel,
                                   ", follows no schedule, expected a plan made with one"));
     }
-    with_structs(call, "plan_schedule", [&](const auto* args, const auto& options) {
-      const auto arguments = api::read(args, options, "plan_schedule", stream, api::Memory::scheduled);
-      core::check_fits(plan->plan, core::shape(&arguments), "plan_schedule");
+    with_structs(call, "plan_schedule", [&]<typename Operation>(const auto* args, const auto& options) {
+      const auto arguments = api::read<Operation>(args, options, "plan_schedule", stream, core::Memory::scheduled);
+      core::check_fits(plan->plan, core::Shape::view(arguments), "plan_schedule");
       api::make_schedule(plan->plan, &arguments, stream, "plan_schedule");
     });
   });
@@ -253,10 +227,10 @@ tessella_status tessella_check(const tessella_call* call, int64_t num_rows, uint
       core::invalid(core::message("check: num_rows is ", num_rows, ", expected at least 0 (all)"));
     }
     tessella::reference::CheckReport found;
-    with_structs(call, "check", [&](const auto* args, const auto& options) {
-      const auto arguments = api::read(args, options, "check", nullptr, api::Memory::read);
+    with_structs(call, "check", [&]<typename Operation>(const auto* args, const auto& options) {
+      const auto arguments = api::read<Operation>(args, options, "check", nullptr, core::Memory::read);
       try {
-        found = api::check(arguments, num_rows, seed);
+        found = api::check<Operation>(arguments, num_rows, seed);
       } catch (const core::Cancelled&) {
         throw core::Error(core::ErrorCode::cancelled, "check: the call was cancelled; there is no report");
       }
@@ -298,9 +272,9 @@ tessella_status tessella_kernel_refusal(int32_t kernel_idx, const tessella_call*
   return guarded([&] {
     require(reason, "kernel_refusal", "reason");
     const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_refusal");
-    with_structs(call, "kernel_refusal", [&](const auto* args, const auto& options) {
-      const auto arguments = api::read(args, options, "kernel_refusal", nullptr, api::Memory::none);
-      t_answer.set(core::ineligible(kernel, core::shape(&arguments)));
+    with_structs(call, "kernel_refusal", [&]<typename Operation>(const auto* args, const auto& options) {
+      const auto arguments = api::read<Operation>(args, options, "kernel_refusal", nullptr, core::Memory::none);
+      t_answer.set(core::ineligible(kernel, core::Shape::view(arguments)));
     });
     *reason = t_answer.chars;
   });
@@ -310,8 +284,8 @@ tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_call*
   return guarded([&] {
     const core::Kernel& kernel = kernel_at(kernel_idx, "kernel_cost_of");
     core::Cost counted;
-    with_structs(call, "kernel_cost_of", [&](const auto* args, const auto& options) {
-      const auto arguments = api::read(args, options, "kernel_cost_of", nullptr, api::Memory::none);
+    with_structs(call, "kernel_cost_of", [&]<typename Operation>(const auto* args, const auto& options) {
+      const auto arguments = api::read<Operation>(args, options, "kernel_cost_of", nullptr, core::Memory::none);
       if (kernel.operation != arguments.operation) {
         core::unsupported(core::message("kernel_cost_of: ", kernel.name, " computes ", name(kernel.operation), ", not ",
                                         name(arguments.operation)));
@@ -321,7 +295,7 @@ tessella_status tessella_kernel_cost_of(int32_t kernel_idx, const tessella_call*
                                         " does not count its passes and bytes of a call on ",
                                         location(arguments.device)));
       }
-      if (const std::string reason = core::ineligible_dtypes(kernel, arguments); !reason.empty()) {
+      if (const std::string reason = core::ineligible_dtypes(kernel, core::Shape::view(arguments)); !reason.empty()) {
         core::unsupported(core::message("kernel_cost_of: ", kernel.name, " ", reason));
       }
       counted = kernel.cost(&arguments);

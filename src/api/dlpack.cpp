@@ -78,7 +78,7 @@ Managed* exported(const tessella_tensor& tensor, const DLDataType& dtype) {
   std::copy_n(tensor.strides, 8, made->strides);
   const core::Device device = tensor.device_type != TESSELLA_DEVICE_DEFAULT
                                   ? core::Device{static_cast<core::DeviceType>(tensor.device_type), tensor.device_id}
-                                  : device_at(tensor.data);
+                                  : devices().at(tensor.data);
   made->managed.dl_tensor = {
       tensor.data, {static_cast<int32_t>(device.type), device.id}, tensor.ndim, dtype, made->shape, made->strides, 0};
   made->managed.manager_ctx = made;

@@ -1,11 +1,9 @@
 #include "api/host_copy.hpp"
 
 #include <algorithm>
-#include <type_traits>
 
 #include "api/backends.hpp"
 #include "core/environment.hpp"
-#include "core/tensors.hpp"
 
 namespace tessella::api {
 namespace {
@@ -40,6 +38,8 @@ void HostMemory::copy(core::Table<T>& table, int64_t batch, int64_t count) {
   Axis axes[] = {{batch, batch == 1 ? 0 : table.batch_stride}, {count, table.stride}};
   table.data = reinterpret_cast<const T*>(copy(table.data, sizeof(T), axes));
 }
+template void HostMemory::copy(core::Table<int32_t>&, int64_t, int64_t);
+template void HostMemory::copy(core::Table<float>&, int64_t, int64_t);
 
 void HostMemory::copy(core::Operand& operand, int64_t batch, int64_t rows, int64_t heads, int64_t dim) {
   if (operand.data == nullptr) return;
@@ -52,17 +52,20 @@ void HostMemory::copy(core::Operand& operand, int64_t batch, int64_t rows, int64
   operand.data = copy(operand.data, bits * in_unit / 8, axes);
 }
 
-void HostMemory::copy(core::ScoreOperand& operand, int64_t batch, int64_t heads, int64_t queries, int64_t keys) {
-  if (operand.data == nullptr) return;
-  Axis axes[] = {{batch, operand.batch_stride},
-                 {heads, operand.head_stride},
-                 {queries, operand.q_stride},
-                 {keys, operand.kv_stride}};
-  operand.data = copy(operand.data, core::size_bytes(operand.dtype), axes);
+template <typename Byte>
+void HostMemory::copy(core::ScoreTensor<Byte>& tensor, int64_t batch, int64_t heads, int64_t queries, int64_t keys) {
+  if (tensor.data == nullptr) return;
+  Axis axes[] = {
+      {batch, tensor.batch_stride}, {heads, tensor.head_stride}, {queries, tensor.q_stride}, {keys, tensor.kv_stride}};
+  tensor.data = copy(tensor.data, core::size_bytes(tensor.dtype), axes);
 }
+template void HostMemory::copy(core::ScoreTensor<std::byte>&, int64_t, int64_t, int64_t, int64_t);
+template void HostMemory::copy(core::ScoreTensor<const std::byte>&, int64_t, int64_t, int64_t, int64_t);
 
-void HostMemory::copy(int64_t& value, const int64_t* data) {
-  backend_of(device_).copy_to_host(device_, &value, data, sizeof value, stream_);
+void HostMemory::copy(const int64_t*& value) {
+  if (value == nullptr) return;
+  Axis axes[] = {{1, 0}};
+  value = reinterpret_cast<const int64_t*>(copy(value, sizeof *value, axes));
 }
 
 std::byte* HostMemory::copy(const void* data, int64_t element_bytes, std::span<Axis> axes) {
@@ -85,67 +88,6 @@ void HostMemory::copy_axes(std::byte* to, const std::byte* from, int64_t element
   for (int64_t idx = 0; idx < axes[0].size; ++idx) {
     copy_axes(to + idx * step, from + idx * step, element_bytes, axes.subspan(1));
   }
-}
-
-template <>
-void HostCopy<core::AttentionArguments>::copy(Copied copied) {
-  const auto copy_one = [&](auto, auto& member, auto... sizes) {
-    if constexpr (std::is_same_v<decltype(member), core::ScoreOperand&>) {
-      memory_.copy(member, host_.batch, host_.heads_q, sizes...);
-    } else {
-      memory_.copy(member, sizes...);
-    }
-  };
-  core::length_tables(host_, copy_one);
-  if (copied == Copied::tables) return;
-  core::operands(host_, copy_one);
-  core::score_tensors(host_, copy_one);
-  for (const auto& [data, value] : {std::pair{&host_.seed_data, &host_.seed}, {&host_.offset_data, &host_.offset}}) {
-    int64_t copied_value;
-    if (*data == nullptr) continue;
-    memory_.copy(copied_value, *data);
-    *value = static_cast<uint64_t>(copied_value);
-    *data = nullptr;
-  }
-}
-
-template <>
-void HostCopy<core::MergeArguments>::copy(Copied) {
-  const auto copy_one = [&](core::Operand& operand, int64_t dim) {
-    memory_.copy(operand, host_.batch, host_.seqlen, host_.heads, dim);
-  };
-  core::merge_inputs(host_,
-                     [&](const core::FieldName&, core::Operand& operand, int64_t dim) { copy_one(operand, dim); });
-  copy_one(host_.result.out, host_.head_dim);
-  copy_one(host_.result.lse, 1);
-}
-
-template <>
-void HostCopy<core::AppendArguments>::copy(Copied copied) {
-  core::append_tables(host_, [&](const char*, core::Table<int32_t>& table, int64_t batch, int64_t count) {
-    memory_.copy(table, batch, count);
-  });
-  if (copied == Copied::tables) return;
-  core::append_operands(host_, [&](const char*, core::Operand& operand, bool, int64_t batch, int64_t rows,
-                                   int64_t heads, int64_t dim) { memory_.copy(operand, batch, rows, heads, dim); });
-}
-
-template <>
-void HostCopy<core::QuantizeArguments>::copy(Copied copied) {
-  core::quantize_tables(host_, [&](const char*, core::Table<int32_t>& table, int64_t batch, int64_t count) {
-    memory_.copy(table, batch, count);
-  });
-  if (copied == Copied::tables) return;
-  core::quantize_operands(host_, [&](const char*, core::Operand& operand, bool, int64_t batch, int64_t rows,
-                                     int64_t heads, int64_t dim) { memory_.copy(operand, batch, rows, heads, dim); });
-}
-
-template <>
-void HostCopy<core::CopyPagesArguments>::copy(Copied) {
-  memory_.copy(host_.pairs, host_.num_pairs, 2);
-  core::copied_pools(host_, [&](const core::FieldName&, core::CopyPagesArguments::Pool& pool) {
-    memory_.copy(pool.pages, host_.num_pages, pool.rows, pool.heads, pool.head_dim);
-  });
 }
 
 }  // namespace tessella::api

@@ -1,4 +1,4 @@
-// Tensors of a GPU copied to the host, where validate() and the reference can read them.
+// Tensors of a GPU copied to the host, where validate_tables() and the reference can read them.
 #pragma once
 
 #include <cstddef>
@@ -6,12 +6,15 @@
 #include <span>
 #include <vector>
 
-#include "core/arguments.hpp"
+#include "core/access.hpp"
+#include "core/device.hpp"
+#include "core/fields.hpp"
+#include "core/operand.hpp"
 
 namespace tessella::api {
 
 enum class Copied {
-  tables,  // lengths, offsets and prefixes: what validate() reads
+  tables,  // lengths, offsets and prefixes: what validate_tables() reads
   all,
 };
 
@@ -23,11 +26,14 @@ class HostMemory {
   HostMemory(const HostMemory&) = delete;
   HostMemory& operator=(const HostMemory&) = delete;
 
+  // What Arguments::memory() lists; each then points into the copy.
   template <typename T>
   void copy(core::Table<T>& table, int64_t batch, int64_t count);
   void copy(core::Operand& operand, int64_t batch, int64_t rows, int64_t heads, int64_t dim);
-  void copy(core::ScoreOperand& operand, int64_t batch, int64_t heads, int64_t queries, int64_t keys);
-  void copy(int64_t& value, const int64_t* data);
+  template <typename Byte>
+  void copy(core::ScoreTensor<Byte>& tensor, int64_t batch, int64_t heads, int64_t queries, int64_t keys);
+  void copy(const int64_t*& value);
+  void copy(const core::Bytes&) {}  // no check reads it
 
  private:
   struct Axis {
@@ -54,25 +60,18 @@ class HostCopy {
   HostCopy(const Arguments& arguments, Copied copied, void* stream)
       : host_(arguments), memory_(arguments.device, stream) {
     host_.device = {};
-    copy(copied);
+    Arguments::memory(host_, [&](const core::FieldName&, auto&& member, core::Access access, auto... sizes) {
+      if (copied == Copied::all || access == core::Access::table) memory_.copy(member, sizes...);
+    });
+    if constexpr (requires { host_.read_seeds(); }) {
+      if (copied == Copied::all) host_.read_seeds();
+    }
   }
   const Arguments& arguments() const { return host_; }
 
  private:
-  void copy(Copied copied);
-
   Arguments host_;
   HostMemory memory_;
 };
-template <>
-void HostCopy<core::AttentionArguments>::copy(Copied copied);
-template <>
-void HostCopy<core::MergeArguments>::copy(Copied copied);
-template <>
-void HostCopy<core::AppendArguments>::copy(Copied copied);
-template <>
-void HostCopy<core::CopyPagesArguments>::copy(Copied copied);
-template <>
-void HostCopy<core::QuantizeArguments>::copy(Copied copied);
 
 }  // namespace tessella::api

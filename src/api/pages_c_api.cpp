@@ -4,8 +4,8 @@
 #include <span>
 
 #include "api/guarded.hpp"
+#include "cache/pages.hpp"
 #include "core/message.hpp"
-#include "core/pages.hpp"
 #include "process/fork.hpp"
 #include "tessella/tessella.h"
 

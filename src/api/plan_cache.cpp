@@ -3,11 +3,12 @@
 #include <list>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "api/backends.hpp"
 #include "core/choose.hpp"
-#include "core/fields.hpp"
+#include "core/operation_type.hpp"
 #include "cpu/parallel.hpp"
 #include "process/once.hpp"
 
@@ -17,17 +18,6 @@ namespace {
 using core::Plan;
 using core::Shape;
 
-// num_threads counts as resolved: inside a small oneTBB arena all threads are few.
-Shape cache_key(const Shape& shape) {
-  return std::visit(
-      [](const auto& exact) {
-        auto key = core::rounded(exact);
-        key.num_threads = key.device.type == core::DeviceType::cpu ? cpu::threads_for(key.num_threads) : 0;
-        return Shape(key);
-      },
-      shape);
-}
-
 // The most recently used plans, newest first. A lock that is taken counts as a miss: a child forked while another
 // thread held it would wait forever.
 class PlanCache {
@@ -36,7 +26,7 @@ class PlanCache {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return nullptr;
     for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
-      if (entry->plan->shape == key && entry->kernel == kernel) {
+      if (entry->kernel == kernel && same(entry->plan->shape, key)) {
         entries_.splice(entries_.begin(), entries_, entry);
         return entry->plan;
       }
@@ -51,6 +41,10 @@ class PlanCache {
   }
 
  private:
+  static bool same(const Shape& a, const Shape& b) {
+    return &a.type() == &b.type() && a.type().equal(a.data(), b.data());
+  }
+
   static constexpr size_t kCapacity = 64;
   struct Entry {
     std::shared_ptr<const Plan> plan;  // of exactly the wanted shape
@@ -66,16 +60,19 @@ PlanCache& plan_cache() {
 
 }  // namespace
 
+int32_t threads_of_key(core::Device device, int32_t num_threads) {
+  return device.type == core::DeviceType::cpu ? cpu::threads_for(num_threads) : 0;
+}
+
 Plan make_plan(const Shape& shape, core::ForcedKernel forced, const char* function) {
   Plan plan = core::choose(shape, kernel_tables(), forced, function);
   if (plan.kernel->prepare != nullptr) plan.prepared = plan.kernel->prepare(plan);
   return plan;
 }
 
-std::shared_ptr<const Plan> cached_plan(const Shape& shape, core::ForcedKernel forced, const char* function) {
-  const Shape key = cache_key(shape);
-  if (std::shared_ptr<const Plan> plan = plan_cache().find(key, forced.name)) return plan;
-  auto plan = std::make_shared<const Plan>(make_plan(key, forced, function));
+std::shared_ptr<const Plan> plan_of_key(const Shape& shape, core::ForcedKernel forced, const char* function) {
+  if (std::shared_ptr<const Plan> plan = plan_cache().find(shape, forced.name)) return plan;
+  auto plan = std::make_shared<const Plan>(make_plan(shape, forced, function));
   plan_cache().insert(plan, std::string(forced.name));
   return plan;
 }

@@ -4,17 +4,29 @@
 #include <memory>
 
 #include "core/choose.hpp"
+#include "core/fields.hpp"
 #include "core/plan.hpp"
 #include "core/shape.hpp"
 
 namespace tessella::api {
 
-// The plan of the call's rounded shape (core/fields.hpp): found among the most recently used of the process, or made.
-// Throws as core::choose() does, and what preparing a kernel throws.
-std::shared_ptr<const core::Plan> cached_plan(const core::Shape& shape, core::ForcedKernel forced,
-                                              const char* function);
-
 // Chooses and prepares a kernel for calls up to this shape.
 core::Plan make_plan(const core::Shape& shape, core::ForcedKernel forced, const char* function);
+
+// The plan of exactly this shape: found among the most recently used of the process, or made. Throws as core::choose()
+// does, and what preparing a kernel throws.
+std::shared_ptr<const core::Plan> plan_of_key(const core::Shape& shape, core::ForcedKernel forced,
+                                              const char* function);
+
+// 0 is resolved: inside a small oneTBB arena all threads are few.
+int32_t threads_of_key(core::Device device, int32_t num_threads);
+
+// The plan of the call's rounded shape (core/fields.hpp).
+template <typename Arguments>
+std::shared_ptr<const core::Plan> cached_plan(const Arguments& call, core::ForcedKernel forced, const char* function) {
+  auto key = core::rounded<typename Arguments::Self>(call);
+  key.num_threads = threads_of_key(key.device, key.num_threads);
+  return plan_of_key(core::Shape::view(key), forced, function);
+}
 
 }  // namespace tessella::api

@@ -9,7 +9,9 @@
 #include "core/environment.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
-#include "core/validate.hpp"
+#include "core/operation_type.hpp"
+#include "core/overlaps.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::api {
 
@@ -37,7 +39,7 @@ int64_t schedule_bytes(const Plan& plan, const core::Arguments& arguments) {
 namespace {
 
 void end_if_cancelled(const core::Arguments& arguments, const char* function) {
-  if (!core::is_cancelled(std::visit([](const auto* a) { return a->cancel; }, arguments))) return;
+  if (!core::is_cancelled(arguments.type().cancel(arguments.data()))) return;
   throw core::Error(core::ErrorCode::cancelled,
                     message(function, ": the call was cancelled before it began; nothing was touched"));
 }

@@ -52,4 +52,14 @@ struct Backend {
   void (*prebuild)(const std::string& targets, const std::string& kernel, const Progress& progress) = nullptr;
 };
 
+// Whose memory is whose, over all backends.
+struct Devices {
+  // False while no pointer of this process can be a GPU's. Costs nanoseconds.
+  bool (*have_memory)() = nullptr;
+  // The device whose memory this is, or the CPU.
+  Device (*at)(const void* pointer) = nullptr;
+  // Why this process cannot use tensors of the device, which is not the CPU; or "".
+  std::string (*problem)(Device device) = nullptr;
+};
+
 }  // namespace tessella::core

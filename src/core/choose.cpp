@@ -1,62 +1,18 @@
 #include "core/choose.hpp"
 
 #include <algorithm>
-#include <array>
-#include <sstream>
 #include <string_view>
-#include <tuple>
-#include <type_traits>
 #include <vector>
 
 #include "core/error.hpp"
-#include "core/fields.hpp"
 #include "core/message.hpp"
+#include "core/operation_type.hpp"
 
 namespace tessella::core {
 namespace {
 
-std::string names(Features features) {
-  std::string string;
-  for (const FeatureName& entry : kFeatureNames) {
-    if (!features.has(entry.feature)) continue;
-    if (!string.empty()) string += ' ';
-    string += entry.name;
-  }
-  return string.empty() ? "none" : string;
-}
-
-// A member of a shape as users read it.
-template <typename Value>
-std::string shown(const Value& value) {
-  if constexpr (std::is_same_v<Value, Features>) {
-    return names(value);
-  } else if constexpr (std::is_same_v<Value, std::string_view>) {
-    return value.empty() ? "absent" : "given";
-  } else if constexpr (std::is_arithmetic_v<Value>) {
-    return std::to_string(value);
-  } else {
-    return std::string(name(value));
-  }
-}
-
-// Operation, device, lengths, and what else is not as by default: "operation=forward device=cpu batch=2 ...".
-template <typename S>
-std::string shown_fields(const S& shape) {
-  std::ostringstream string;
-  const S defaults;
-  fields(std::type_identity<S>(), [&](const FieldName& field, auto get, Fit fit) {
-    const auto& value = std::invoke(get, shape);
-    const std::string_view owner = field.owner;
-    const bool is_always = owner == "operation" || owner == "device" || fit == Fit::at_most || fit == Fit::at_most_few;
-    const bool is_never = fit == Fit::hint || fit == Fit::at_least || owner == "features";
-    if (is_never || (value == std::invoke(get, defaults) && !is_always)) return;
-    string << (string.tellp() == 0 ? "" : " ") << field << '=' << shown(value);
-  });
-  return string.str();
-}
-
 std::string explain(const Plan& plan, ForcedKernel forced) {
-  std::string string = std::visit([](const auto& shape) { return shown_fields(shape); }, plan.shape);
+  std::string string = plan.shape.type().shown(plan.shape.data());
   string += message("\nfeatures: ", names(features(plan.shape)), "\n");
   string += message("kernel: ", plan.kernel->name, " (", plan.kernel->summary, ")",
                     !forced.is_given()           ? ""
@@ -73,99 +29,6 @@ std::string explain(const Plan& plan, ForcedKernel forced) {
   return string;
 }
 
-// The plan outlives the caller's C++ source.
-void keep_sources(Plan& plan) {
-  auto* shape = std::get_if<AttentionShape>(&plan.shape);
-  if (shape == nullptr) return;
-  std::string all;
-  const std::array sources = {&shape->score_mod, &shape->mask_mod, &shape->score_mod_gradient};
-  for (const std::string_view* source : sources) all += *source;
-  if (all.empty()) return;
-  plan.sources = std::make_shared<const std::string>(std::move(all));
-  std::string_view rest = *plan.sources;
-  for (std::string_view* source : sources) {
-    *source = rest.substr(0, source->size());
-    rest.remove_prefix(source->size());
-  }
-}
-
-std::string ineligible_head_dim(const Kernel& kernel, const char* argument, int64_t head_dim) {
-  if (head_dim <= kernel.max_head_dim) return "";
-  return message(argument, " is ", head_dim, ", at most ", kernel.max_head_dim);
-}
-
-std::string ineligible_head_dims(const Kernel& kernel, const AttentionShape& shape) {
-  std::string reason = ineligible_head_dim(kernel, "head_dim_qk", shape.head_dim_qk);
-  return reason.empty() ? ineligible_head_dim(kernel, "head_dim_v", shape.head_dim_v) : reason;
-}
-std::string ineligible_head_dims(const Kernel& kernel, const MergeShape& shape) {
-  return ineligible_head_dim(kernel, "head_dim", shape.head_dim);
-}
-std::string ineligible_head_dims(const Kernel& kernel, const AppendShape& shape) {
-  return ineligible_head_dim(kernel, "head_dim",
-                             std::max({shape.k_new.head_dim, shape.v_new.head_dim, shape.q.head_dim}));
-}
-std::string ineligible_head_dims(const Kernel&, const CopyPagesShape&) { return ""; }
-std::string ineligible_head_dims(const Kernel& kernel, const QuantizeShape& shape) {
-  return ineligible_head_dim(kernel, "head_dim", shape.head_dim);
-}
-
-// Whether `dtypes` names the dtype, or says "as the first tensor" and the dtype is the first tensor's.
-bool takes(uint32_t dtypes, DType dtype, DType first) {
-  return (dtypes & (dtype_bit(dtype) | (dtype == first ? kSameDType : 0))) != 0;
-}
-
-// Why not, of k, v and out with dtypes of their own.
-std::string ineligible_mixture(const Kernel& kernel, const AttentionShape& shape) {
-  for (const Name operand : {Name::k, Name::v}) {
-    const DType dtype = shape.operands[operand].dtype;
-    if (!takes(kernel.kv_dtypes, dtype, shape.dtype())) {
-      return message("does not compute ", name(operand), ".dtype ", name(dtype), " beside q.dtype ",
-                     name(shape.dtype()));
-    }
-  }
-  if (const DType k = shape.operands[Name::k].dtype, v = shape.operands[Name::v].dtype; k != v) {
-    return message("takes k and v of one dtype, and k.dtype is ", name(k), " and v.dtype ", name(v));
-  }
-  if (!takes(kernel.out_dtypes, shape.out_dtype(), shape.dtype())) {
-    return message("does not write out.dtype ", name(shape.out_dtype()), " beside q.dtype ", name(shape.dtype()));
-  }
-  return "";
-}
-template <typename S>
-std::string ineligible_mixture(const Kernel&, const S&) {
-  return "";
-}
-
-// Why not, of what few kernels have: a class of few queries, a number of splits.
-std::string ineligible_options(const Kernel& kernel, const AttentionShape& shape) {
-  if (shape.query_class == QueryClass::few && !kernel.serves_few) return "is for many queries, and query_class is few";
-  if (shape.num_splits > 1 && !kernel.splits_keys) {
-    return message("takes no number of splits, and num_splits is ", shape.num_splits);
-  }
-  return "";
-}
-template <typename S>
-std::string ineligible_options(const Kernel&, const S&) {
-  return "";
-}
-
-// The tensor whose device and dtype are the call's.
-struct FirstTensor {
-  const char* is_on;
-  const char* name;
-};
-FirstTensor first_tensor(Operation operation) {
-  switch (operation) {
-    case Operation::merge: return {"outs are on ", "outs[0]"};
-    case Operation::append: return {"caches are on ", "k_new"};
-    case Operation::copy_pages: return {"pools are on ", "pools[0]"};
-    case Operation::quantize:
-    case Operation::dequantize: return {"x is on ", "x"};
-    default: return {"q is on ", "q"};
-  }
-}
-
 // Kernels that a call of this shape may have, whether or not they are eligible.
 template <typename Visit>
 void visit_kernels(const Shape& shape, std::span<const KernelTable> tables, Visit visit) {
@@ -174,19 +37,6 @@ void visit_kernels(const Shape& shape, std::span<const KernelTable> tables, Visi
       if (kernel.device == device(shape).type && kernel.operation == operation(shape)) visit(kernel);
     }
   }
-}
-
-// "f64, f32 or bf16", of bits per DType.
-std::string names_of_dtypes(uint32_t dtypes) {
-  dtypes &= kAllDTypes;
-  std::string string;
-  for (auto value = static_cast<int32_t>(DType::f64); value <= static_cast<int32_t>(kLastDType); ++value) {
-    const auto dtype = static_cast<DType>(value);
-    if ((dtypes & dtype_bit(dtype)) == 0) continue;
-    dtypes &= ~dtype_bit(dtype);
-    string += message(string.empty() ? "" : dtypes == 0 ? " or " : ", ", name(dtype));
-  }
-  return string;
 }
 
 // Why no kernel at all would do, where one sentence says it, or "": dtypes and features that none has.
@@ -204,17 +54,10 @@ std::string common_reason(const Shape& shape, std::span<const KernelTable> table
   });
   if (dtypes == 0) return "";
   if ((dtypes & dtype_bit(dtype)) == 0) {
-    return message(first_tensor(operation(shape)).name, ".dtype is ", name(dtype), ", and ", where,
-                   " computes it, expected ", names_of_dtypes(dtypes));
+    return message(shape.type().first_tensor, ".dtype is ", name(dtype), ", and ", where, " computes it, expected ",
+                   names_of_dtypes(dtypes));
   }
-  if (const auto* attention = std::get_if<AttentionShape>(&shape)) {
-    for (const Name operand : {Name::k, Name::v}) {
-      const DType own = attention->operands[operand].dtype;
-      if (takes(kv_dtypes, own, dtype)) continue;
-      return message(name(operand), ".dtype is ", name(own), " beside q.dtype ", name(dtype), ", and ", where,
-                     " computes that, expected ", names_of_dtypes(dtype_bit(dtype) | kv_dtypes));
-    }
-  }
+  if (std::string reason = shape.type().missing_dtypes(kv_dtypes, shape.data(), where); !reason.empty()) return reason;
   const Features missing = features(shape).without(supported);
   return missing.empty() ? "" : message(where, " supports ", names(missing));
 }
@@ -253,29 +96,24 @@ std::string common_reason(const Shape& shape, std::span<const KernelTable> table
 
 // Threads that the kernel's runs use.
 int threads(const Kernel& kernel, const Shape& shape) {
-  const int asked = std::visit([](const auto& s) { return s.num_threads; }, shape);
-  return kernel.threads == nullptr ? 1 : kernel.threads(asked);
+  return kernel.threads == nullptr ? 1 : kernel.threads(facts(shape).num_threads);
 }
 
 // Why not, by the kernel's row alone, or "".
 std::string ineligible_by_row(const Kernel& kernel, const Shape& shape) {
-  const auto [operation, device] = std::visit([](const auto& s) { return std::tuple(s.operation, s.device); }, shape);
-  if (kernel.operation != operation) return message("computes ", name(kernel.operation), ", not ", name(operation));
-  if (kernel.device != device.type) {
-    return message("runs on ", name(kernel.device), " tensors, and ", first_tensor(operation).is_on, location(device));
+  const ShapeFacts call = facts(shape);
+  if (kernel.operation != call.operation) {
+    return message("computes ", name(kernel.operation), ", not ", name(call.operation));
+  }
+  if (kernel.device != call.device.type) {
+    return message("runs on ", name(kernel.device), " tensors, and ", shape.type().is_on, location(call.device));
   }
   if (kernel.unavailable != nullptr) {
-    if (std::string reason = kernel.unavailable(device); !reason.empty()) return reason;
+    if (std::string reason = kernel.unavailable(call.device); !reason.empty()) return reason;
   }
   if (std::string reason = ineligible_dtypes(kernel, shape); !reason.empty()) return reason;
-  for (const std::string& reason : std::visit(
-           [&](const auto& s) {
-             return std::array{ineligible_head_dims(kernel, s), ineligible_options(kernel, s)};
-           },
-           shape)) {
-    if (!reason.empty()) return reason;
-  }
-  const Features missing = features(shape).without(kernel.features);
+  if (std::string reason = shape.type().ineligible(kernel, shape.data()); !reason.empty()) return reason;
+  const Features missing = call.features.without(kernel.features);
   return missing.empty() ? "" : "does not support " + names(missing);
 }
 
@@ -288,7 +126,7 @@ Offer offer(const Kernel& kernel, const Shape& shape, int num_threads) {
 
 std::string ineligible_dtypes(const Kernel& kernel, const Shape& shape) {
   if ((kernel.dtypes & dtype_bit(dtype(shape))) == 0) return message("does not compute ", name(dtype(shape)));
-  return std::visit([&](const auto& s) { return ineligible_mixture(kernel, s); }, shape);
+  return shape.type().ineligible_dtypes(kernel, shape.data());
 }
 
 std::string ineligible(const Kernel& kernel, const Shape& shape) {
@@ -296,8 +134,7 @@ std::string ineligible(const Kernel& kernel, const Shape& shape) {
 }
 
 Plan choose(const Shape& shape, std::span<const KernelTable> tables, ForcedKernel forced, const char* function) {
-  Plan plan{.shape = shape};
-  keep_sources(plan);
+  Plan plan{.shape = {shape.type(), shape.type().keep(shape.data())}};
   const uint32_t dtype = dtype_bit(core::dtype(shape));
   for (const KernelTable& table : tables) {
     for (const Kernel& kernel : table) {
@@ -326,61 +163,12 @@ Plan choose(const Shape& shape, std::span<const KernelTable> tables, ForcedKerne
   fail(plan, shape, tables, function);
 }
 
-namespace {
-
-// Values are made readable only where one does not fit.
-template <typename S>
-void check_fields(const S& plan, const S& call, const char* function) {
-  fields(std::type_identity<S>(), [&](const FieldName& field, auto get, Fit fit) {
-    const auto& got = std::invoke(get, call);
-    const auto& made_for = std::invoke(get, plan);
-    const auto mismatch = [&](const auto& expected, const char* bound, const char* why) {
-      invalid(message(function, ": ", field, " is ", shown(got), ", expected ", bound, shown(expected), why));
-    };
-    using Value = std::remove_cvref_t<decltype(got)>;
-    if (fit == Fit::hint) return;
-    if constexpr (std::is_same_v<Value, Features>) {
-      for (const FeatureName& entry : kFeatureNames) {
-        const bool has = got.has(entry.feature);
-        if (has == made_for.has(entry.feature)) continue;
-        invalid(message(function, ": ", entry.name, has ? " is given" : " is absent", ", and the plan was made ",
-                        has ? "without it" : "with it"));
-      }
-    } else if constexpr (std::is_same_v<Value, std::string_view>) {
-      if (got != made_for) invalid(message(function, ": ", field, " is not the source that the plan was made for"));
-    } else if constexpr (std::is_integral_v<Value>) {
-      switch (fit) {
-        case Fit::at_most:
-        case Fit::at_most_few:
-          if (got > made_for) mismatch(made_for, "at most ", ", the plan's bound");
-          break;
-        case Fit::at_least:
-          if (got < made_for) mismatch(made_for, "at least ", ", as the plan was made for");
-          break;
-        case Fit::if_given:
-          if (got != 0 && got != made_for) mismatch(made_for, "", ", what the plan was made for");
-          break;
-        default:
-          if (got != made_for) mismatch(made_for, "", ", what the plan was made for");
-      }
-    } else {
-      if (got != made_for) mismatch(made_for, "", ", what the plan was made for");
-    }
-  });
-}
-
-}  // namespace
-
 void check_fits(const Plan& plan, const Shape& shape, const char* function) {
   if (operation(shape) != operation(plan.shape)) {
     invalid(message(function, ": operation is ", name(operation(shape)), ", expected ", name(operation(plan.shape)),
                     ", what the plan was made for"));
   }
-  std::visit(
-      [&](const auto& call) {
-        check_fields(std::get<std::remove_cvref_t<decltype(call)>>(plan.shape), call, function);
-      },
-      shape);
+  shape.type().check_fits(plan.shape.data(), shape.data(), function);
 }
 
 }  // namespace tessella::core

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace tessella::core {
 
@@ -101,6 +102,9 @@ inline constexpr FeatureName kFeatureNames[] = {
     {Feature::d_sink, "d_sink"},
     {Feature::d_alibi_slopes, "d_alibi_slopes"},
 };
+// "causal/window softcap", or "none".
+std::string names(Features features);
+
 // The caller's source is compiled for a GPU; nothing compiles it on a CPU.
 inline constexpr Features kModFeatures = Feature::score_mod | Feature::mask_mod;
 

@@ -48,6 +48,14 @@ inline constexpr uint32_t kSameDType = 1u << 31;
 inline constexpr uint32_t kCacheDTypes =
     kSameDType | dtype_bit(DType::f8e4m3fn) | dtype_bit(DType::i8) | dtype_bit(DType::i4);
 
+// Whether `dtypes` names the dtype, or says "as the first tensor" and the dtype is the first tensor's.
+constexpr bool takes(uint32_t dtypes, DType dtype, DType first) {
+  return (dtypes & (dtype_bit(dtype) | (dtype == first ? kSameDType : 0))) != 0;
+}
+
+// "f64, f32 or bf16", of bits per DType.
+std::string names_of_dtypes(uint32_t dtypes);
+
 struct Kernel {
   std::string_view name;  // "cpu.forward_avx512": file name, registry name, profiler name
   Operation operation = Operation::forward;

@@ -114,7 +114,7 @@ struct ElementAxis {
 
 // run: elements that lie side by side.
 template <size_t N>
-void validate_axes(const char* function, const char* name, std::array<ElementAxis, N> axes, int64_t run) {
+void validate_axes(const char* function, const FieldName& name, std::array<ElementAxis, N> axes, int64_t run) {
   std::ranges::sort(axes, {}, &ElementAxis::stride);
   for (const ElementAxis& axis : axes) {
     if (axis.size == 0) return;
@@ -132,15 +132,15 @@ void validate_axes(const char* function, const char* name, std::array<ElementAxi
 
 }  // namespace
 
-void validate_not_folded(const char* function, const char* name, const Operand& t, int64_t batch, int64_t rows,
+void validate_not_folded(const char* function, const FieldName& name, const Operand& t, int64_t batch, int64_t rows,
                          int64_t heads, int64_t dim) {
   validate_axes(function, name,
                 std::array<ElementAxis, 3>{{{batch, t.batch_stride}, {rows, t.row_stride}, {heads, t.head_stride}}},
                 dim);
 }
 
-void validate_not_folded(const char* function, const char* name, const ScoreGradient& t, int64_t batch, int64_t heads,
-                         int64_t queries, int64_t keys) {
+void validate_not_folded(const char* function, const FieldName& name, const ScoreGradient& t, int64_t batch,
+                         int64_t heads, int64_t queries, int64_t keys) {
   // Axes of stride 0 are summed over.
   const auto axis = [](int64_t size, int64_t stride) { return ElementAxis{stride == 0 ? 1 : size, stride}; };
   validate_axes(function, name,

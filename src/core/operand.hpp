@@ -8,9 +8,9 @@
 // order of their own (portable/sequence_rows.hpp).
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 #include "core/dtype.hpp"
 
@@ -35,6 +35,15 @@ struct Operand {
     return data + bytes_of(dtype, batch_idx * batch_stride + row_idx * row_stride + head_idx * head_stride);
   }
 };
+
+// Bytes, a power of two up to 16, that divide the address and every stride.
+inline int32_t alignment(const Operand& t) {
+  uint64_t bits = 16 | reinterpret_cast<uintptr_t>(t.data);
+  for (const int64_t stride : {t.batch_stride, t.row_stride, t.head_stride}) {
+    bits |= static_cast<uint64_t>(bytes_of(t.dtype, stride));
+  }
+  return static_cast<int32_t>(bits & (~bits + 1));
+}
 
 // (batch, head, query, key); stride 0 on broadcast axes. The key axis counts slots of the k tensor's sequence
 // (padding included); in packed tensors, keys of the sequence.
@@ -76,40 +85,5 @@ struct UserArray {
   int64_t count = 0;
 };
 inline constexpr int kMaxUserArrays = 8;
-
-// The operands of attention and its gradients.
-enum class Name : int32_t { q, k, v, out, lse, q_scale, k_scale, v_scale, out_scale, amax, d_out, d_lse, dq, dk, dv };
-inline constexpr std::array kNames = {Name::q,       Name::k,       Name::v,       Name::out,       Name::lse,
-                                      Name::q_scale, Name::k_scale, Name::v_scale, Name::out_scale, Name::amax,
-                                      Name::d_out,   Name::d_lse,   Name::dq,      Name::dk,        Name::dv};
-constexpr const char* name(Name name) {
-  switch (name) {
-    case Name::q: return "q";
-    case Name::k: return "k";
-    case Name::v: return "v";
-    case Name::out: return "out";
-    case Name::lse: return "lse";
-    case Name::q_scale: return "q_scale";
-    case Name::k_scale: return "k_scale";
-    case Name::v_scale: return "v_scale";
-    case Name::out_scale: return "out_scale";
-    case Name::amax: return "amax";
-    case Name::d_out: return "d_out";
-    case Name::d_lse: return "d_lse";
-    case Name::dq: return "dq";
-    case Name::dk: return "dk";
-    case Name::dv: return "dv";
-  }
-  return "";
-}
-
-// One value for each operand.
-template <typename Value>
-struct ByName {
-  std::array<Value, kNames.size()> values{};
-  constexpr Value& operator[](Name name) { return values[static_cast<size_t>(name)]; }
-  constexpr const Value& operator[](Name name) const { return values[static_cast<size_t>(name)]; }
-  bool operator==(const ByName&) const = default;
-};
 
 }  // namespace tessella::core

@@ -4,10 +4,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/call_memory.hpp"
 #include "core/error.hpp"
 #include "core/fields.hpp"
+#include "core/kernel.hpp"
 #include "core/memory_range.hpp"
 #include "core/message.hpp"
 
@@ -29,7 +31,7 @@ void validate_outputs(const Arguments& arguments, const char* function, MayShare
   std::array<NamedMemory, 7> outputs;  // gradients, and a schedule
   size_t count = 0;
   call_memory(arguments, [&](const FieldName& name, const MemoryBox& box, Access access) {
-    if (access == Access::read) return;
+    if (access != Access::written) return;
     for (size_t i = 0; i < count; ++i) {
       if (overlap(outputs[i].box, box)) fail_overlap(function, name, outputs[i].name);
     }
@@ -44,6 +46,22 @@ void validate_outputs(const Arguments& arguments, const char* function, MayShare
     }
   });
 }
+
+// Throws if two elements of an output overlap.
+template <typename Arguments>
+void validate_outputs_not_folded(const Arguments& arguments, const char* function) {
+  Arguments::memory(arguments, [&](const FieldName& name, const auto& member, Access access, auto... sizes) {
+    using Member = std::remove_cvref_t<decltype(member)>;
+    if constexpr (std::is_same_v<Member, Operand> || std::is_same_v<Member, ScoreGradient>) {
+      const bool is_given = member.dtype != DType::none;
+      if (is_given && access == Access::written) validate_not_folded(function, name, member, sizes...);
+    }
+  });
+}
+
+// Throws Error(invalid_argument) if the workspace overlaps the call's memory.
+void validate_workspace(const Arguments& arguments, const WorkspaceSize& size, Workspace workspace,
+                        const char* function);
 
 // Two tensors of these axes are the very same view, element by element.
 inline bool is_same_view(const Operand& a, const Operand& b, int64_t batch, int64_t rows, int64_t heads) {

@@ -17,8 +17,7 @@ struct IneligibleKernel {
 
 struct Plan {
   const Kernel* kernel = nullptr;
-  Shape shape;                                 // of the largest call that it serves
-  std::shared_ptr<const std::string> sources;  // what sources of modifications in the shape point into
+  Shape shape;  // of the largest call that it serves, with all that it points to
   int num_threads = 1;
   WorkspaceSize workspace;
   int64_t schedule_bytes = 0;                // of the schedule that its runs follow; 0: they follow none

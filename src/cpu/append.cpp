@@ -4,11 +4,11 @@
 #include <cstring>
 #include <type_traits>
 
-#include "core/new_rows.hpp"
-#include "core/quantized_rows.hpp"
-#include "core/tensors.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/rotate.hpp"
+#include "operations/append/arguments.hpp"
+#include "operations/append/new_rows.hpp"
+#include "operations/append/quantized_rows.hpp"
 
 namespace tessella::cpu {
 namespace {
@@ -20,8 +20,8 @@ template <typename T>
 void append_token(const AppendArguments& a, const portable::NewRow& at, RealOf<T>* cos, RealOf<T>* sin, float* row) {
   const bool is_quantized = core::is_quantized(a.cache.dtype);
   load_angles(a.rotary, a.cos.row(0, at.position, 0), a.sin.row(0, at.position, 0), a.rotary_dim / 2, cos, sin);
-  core::appended_rows(a, [&](const core::AppendedNames& names, const core::RowsShape& shape,
-                             const AppendArguments::Rows& rows) {
+  AppendArguments::appended_rows(a, [&](const core::AppendedNames& names, const core::RowsShape& shape,
+                                        const AppendArguments::Rows& rows) {
     const int64_t rotary_dim = names.is_rotated ? a.rotary_dim : 0;
     for (int64_t head = 0; head < shape.heads; ++head) {
       const auto* from = reinterpret_cast<const T*>(rows.from.row(at.from_batch, at.from_row, head));

@@ -14,12 +14,12 @@
 #include <tuple>
 #include <type_traits>
 
-#include "core/arguments.hpp"
 #include "core/kernel.hpp"
 #include "core/plan.hpp"
-#include "core/sequence.hpp"
 #include "cpu/query_tile.hpp"
 #include "cpu/tile_map.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 
 namespace tessella::cpu {
 

@@ -2,8 +2,9 @@
 
 #include <cstring>
 
-#include "core/page_runs.hpp"
 #include "cpu/parallel.hpp"
+#include "operations/copy_pages/arguments.hpp"
+#include "operations/copy_pages/page_runs.hpp"
 
 namespace tessella::cpu {
 

@@ -13,8 +13,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/arguments.hpp"
-#include "core/sequence.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 
 namespace tessella::cpu {
 

@@ -10,13 +10,14 @@
 #include <algorithm>
 #include <array>
 
-#include "core/amax.hpp"
 #include "core/choose.hpp"
-#include "core/sequence.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/memory.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/widened_rows.hpp"
+#include "operations/attention/amax.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 #include "portable/quantize.hpp"
 #include "portable/sequence_rows.hpp"
 

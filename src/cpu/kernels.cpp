@@ -15,6 +15,8 @@
 #include "cpu/vector/backward_vector.hpp"
 #include "cpu/vector/decode_vector.hpp"
 #include "cpu/vector/forward_vector.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/merge/arguments.hpp"
 #include "process/once.hpp"
 
 namespace tessella::cpu {

@@ -7,9 +7,10 @@
 #include <cstring>
 
 #include "core/element.hpp"
-#include "core/quantize_rows.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/rotate.hpp"
+#include "operations/quantize/arguments.hpp"
+#include "operations/quantize/quantize_rows.hpp"
 #include "portable/hadamard.hpp"
 #include "portable/quantize.hpp"
 

@@ -11,9 +11,9 @@
 #include <cstring>
 #include <limits>
 
-#include "core/arguments.hpp"
-#include "core/sequence.hpp"
 #include "cpu/exp2.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 #include "portable/dropout.hpp"
 #include "portable/tile_class.hpp"
 

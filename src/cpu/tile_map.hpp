@@ -12,9 +12,9 @@
 #include <cstdint>
 #include <utility>
 
-#include "core/arguments.hpp"
-#include "core/sequence.hpp"
 #include "cpu/query_tile.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 
 namespace tessella::cpu {
 

@@ -6,9 +6,9 @@
 #include <limits>
 #include <new>
 
-#include "core/sequence.hpp"
 #include "cpu/memory.hpp"
 #include "cpu/query_tile.hpp"
+#include "operations/attention/sequence.hpp"
 
 namespace tessella::cpu {
 namespace {

@@ -8,8 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/arguments.hpp"
 #include "cpu/tile_map.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::cpu {
 

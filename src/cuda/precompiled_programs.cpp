@@ -12,6 +12,11 @@
 #include "cuda/kernels/forward_sm90/recipe.hpp"
 #include "cuda/kernels/merge/recipe.hpp"
 #include "cuda/kernels/quantize/recipe.hpp"
+#include "operations/append/shape.hpp"
+#include "operations/attention/shape.hpp"
+#include "operations/copy_pages/shape.hpp"
+#include "operations/merge/shape.hpp"
+#include "operations/quantize/shape.hpp"
 
 namespace tessella::cuda {
 

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/new_rows.hpp"
 #include "core/plan.hpp"
-#include "core/quantized_rows.hpp"
+#include "operations/append/new_rows.hpp"
+#include "operations/append/quantized_rows.hpp"
 #include "portable/rotary.hpp"
 #include "reference/element.hpp"
 #include "reference/threads.hpp"
@@ -60,7 +60,7 @@ void append_run(const core::Arguments& arguments, const core::Plan& plan, core::
     const portable::NewRow at = portable::new_row(tables, static_cast<int32_t>(token));
     if (!at.is_new) return;
     auto* row = reinterpret_cast<double*>(static_cast<std::byte*>(workspace.scratch) + worker * row_bytes(a));
-    core::appended_rows(
+    AppendArguments::appended_rows(
         a, [&](const core::AppendedNames& names, const core::RowsShape& shape, const AppendArguments::Rows& rows) {
           for (int64_t head = 0; head < shape.heads; ++head) {
             appended_row(a, names, shape, rows, at, head, row);

@@ -6,8 +6,9 @@
 
 #include "core/arguments.hpp"
 #include "core/kernel.hpp"
-#include "core/tensors.hpp"
+#include "operations/append/arguments.hpp"
 #include "portable/new_rows.hpp"
+#include "reference/check.hpp"
 
 namespace tessella::reference {
 
@@ -19,5 +20,8 @@ void appended_row(const core::AppendArguments& arguments, const core::AppendedNa
 
 core::WorkspaceSize append_workspace(const core::Shape& shape, int num_threads);
 void append_run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream);
+
+// Like check_forward(), of the rows that an append wrote.
+CheckReport check_append(const core::AppendArguments& arguments, int64_t num_rows, uint64_t seed);
 
 }  // namespace tessella::reference

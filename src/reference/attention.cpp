@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/amax.hpp"
 #include "core/cancel.hpp"
 #include "core/plan.hpp"
+#include "operations/attention/amax.hpp"
 #include "process/thread_limit.hpp"
 #include "reference/element.hpp"
 #include "reference/rest.hpp"

@@ -7,7 +7,8 @@
 
 #include "core/arguments.hpp"
 #include "core/kernel.hpp"
-#include "core/sequence.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 
 namespace tessella::reference {
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/arguments.hpp"
-#include "core/sequence.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 #include "reference/backward.hpp"
 
 namespace tessella::reference {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/cancel.hpp"
-#include "core/sequence.hpp"
+#include "operations/attention/sequence.hpp"
 #include "reference/attention.hpp"
 #include "reference/element.hpp"
 #include "reference/merge.hpp"

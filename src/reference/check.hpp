@@ -4,7 +4,11 @@
 #include <cstdint>
 #include <string>
 
-#include "core/arguments.hpp"
+#include "operations/append/arguments.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/copy_pages/arguments.hpp"
+#include "operations/merge/arguments.hpp"
+#include "operations/quantize/arguments.hpp"
 #include "reference/compare.hpp"
 
 namespace tessella::reference {
@@ -36,13 +40,8 @@ CheckReport check_forward(const core::AttentionArguments& arguments, int64_t num
 // be from it, follows from q, k, v, d_out, d_lse and the options.
 CheckReport check_backward(const core::AttentionArguments& arguments, int64_t num_rows, uint64_t seed);
 
-// Like check_forward(), for merge.
-CheckReport check_merge(const core::MergeArguments& arguments, int64_t num_rows, uint64_t seed);
-CheckReport check_append(const core::AppendArguments& arguments, int64_t num_rows, uint64_t seed);
-// Copies are held to every bit.
-CheckReport check_copy_pages(const core::CopyPagesArguments& arguments, int64_t num_rows, uint64_t seed);
-// Of quantize and dequantize. Elements are held to what is nearest under the scales and means that were written, and
-// those to the exact ones.
-CheckReport check_quantize(const core::QuantizeArguments& arguments, int64_t num_rows, uint64_t seed);
+// The check of a call of any operation, by that of its row in reference/kernels.cpp. computed_on: as of
+// check_forward().
+CheckReport check(const core::Arguments& arguments, int64_t num_rows, uint64_t seed, core::DeviceType computed_on);
 
 }  // namespace tessella::reference

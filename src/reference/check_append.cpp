@@ -10,11 +10,14 @@
 #include <vector>
 
 #include "core/cancel.hpp"
-#include "core/new_rows.hpp"
-#include "core/quantized_rows.hpp"
+#include "operations/append/arguments.hpp"
+#include "operations/append/new_rows.hpp"
+#include "operations/append/quantized_rows.hpp"
+#include "operations/copy_pages/arguments.hpp"
 #include "portable/quantize.hpp"
 #include "reference/append.hpp"
 #include "reference/check.hpp"
+#include "reference/copy_pages.hpp"
 #include "reference/element.hpp"
 #include "reference/sampled_row.hpp"
 
@@ -156,7 +159,7 @@ class RowsChecker {
 CheckReport check_append(const AppendArguments& a, int64_t num_rows, uint64_t seed) {
   const portable::NewRowTables tables = core::new_row_tables(a);
   std::optional<CheckReport> found;
-  core::appended_rows(
+  AppendArguments::appended_rows(
       a, [&](const core::AppendedNames& names, const core::RowsShape& shape, const AppendArguments::Rows& rows) {
         RowsChecker checker(a, names, shape, rows);
         const int64_t total = a.tokens() * shape.heads;

@@ -4,7 +4,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/sequence.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 #include "reference/backward.hpp"
 #include "reference/backward_noise.hpp"
 #include "reference/check.hpp"

@@ -10,7 +10,8 @@
 
 #include "core/cancel.hpp"
 #include "core/element.hpp"
-#include "core/quantize_rows.hpp"
+#include "operations/quantize/arguments.hpp"
+#include "operations/quantize/quantize_rows.hpp"
 #include "portable/hadamard.hpp"
 #include "portable/quantize.hpp"
 #include "portable/rotary.hpp"

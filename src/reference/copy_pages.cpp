@@ -4,6 +4,7 @@
 
 #include "core/cancel.hpp"
 #include "core/plan.hpp"
+#include "operations/copy_pages/arguments.hpp"
 
 namespace tessella::reference {
 

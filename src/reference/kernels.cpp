@@ -2,13 +2,19 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 #include <type_traits>
 
+#include "core/choose.hpp"
+#include "core/error.hpp"
+#include "core/message.hpp"
 #include "core/plan.hpp"
+#include "operations/attention/arguments.hpp"
 #include "process/once.hpp"
 #include "reference/append.hpp"
 #include "reference/attention.hpp"
 #include "reference/backward.hpp"
+#include "reference/check.hpp"
 #include "reference/copy_pages.hpp"
 #include "reference/ladder/kv_head.hpp"
 #include "reference/ladder/ladder.hpp"
@@ -44,6 +50,17 @@ core::Kernel ladder_kernel() {
           .cost = [](const core::Arguments& a) { return ladder_cost(algorithm, core::attention(a)); },
           .run = [](const core::Arguments& a, const core::Plan& plan, core::Workspace workspace,
                     void*) { ladder_run(algorithm, core::attention(a), plan.num_threads, workspace.scratch); }};
+}
+
+// Throws for what the reference does not compute.
+void require_oracle(const core::AttentionArguments& a) {
+  core::AttentionShape on_cpu = a;
+  on_cpu.device = {};
+  on_cpu.features = on_cpu.features.without(core::kMadeBefore);
+  on_cpu.num_splits = 0;
+  if (const std::string reason = core::ineligible(oracle(a.operation), core::Shape::view(on_cpu)); !reason.empty()) {
+    core::unsupported(core::message("check: the reference ", reason));
+  }
 }
 
 }  // namespace
@@ -134,6 +151,25 @@ core::KernelTable reference_kernels() {
 
 const core::Kernel& oracle(core::Operation operation) {
   return *std::ranges::find(reference_kernels(), operation, &core::Kernel::operation);
+}
+
+CheckReport check(const core::Arguments& arguments, int64_t num_rows, uint64_t seed, core::DeviceType computed_on) {
+  const core::Operation operation = core::operation(core::shape(arguments));
+  switch (operation) {
+    case core::Operation::forward:
+      require_oracle(core::attention(arguments));
+      return check_forward(core::attention(arguments), num_rows, seed, computed_on);
+    case core::Operation::backward:
+      require_oracle(core::attention(arguments));
+      return check_backward(core::attention(arguments), num_rows, seed);
+    case core::Operation::append: return check_append(core::append(arguments), num_rows, seed);
+    case core::Operation::merge: return check_merge(core::merge(arguments), num_rows, seed);
+    case core::Operation::copy_pages: return check_copy_pages(core::copy_pages(arguments), num_rows, seed);
+    case core::Operation::quantize:
+    case core::Operation::dequantize: return check_quantize(core::quantize(arguments), num_rows, seed);
+    case core::Operation::linear: break;
+  }
+  core::unsupported(core::message("check: no reference computes ", name(operation)));
 }
 
 }  // namespace tessella::reference

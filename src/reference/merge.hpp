@@ -7,6 +7,8 @@
 
 #include "core/arguments.hpp"
 #include "core/kernel.hpp"
+#include "operations/merge/arguments.hpp"
+#include "reference/check.hpp"
 
 namespace tessella::reference {
 
@@ -28,5 +30,8 @@ MergeNoise merge_noise(const core::MergeArguments& arguments, int64_t batch_idx,
 
 core::WorkspaceSize merge_workspace(const core::Shape& shape, int num_threads);
 void merge_run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream);
+
+// Like check_forward(), for merge.
+CheckReport check_merge(const core::MergeArguments& arguments, int64_t num_rows, uint64_t seed);
 
 }  // namespace tessella::reference

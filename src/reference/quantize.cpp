@@ -6,7 +6,7 @@
 
 #include "core/element.hpp"
 #include "core/plan.hpp"
-#include "core/quantize_rows.hpp"
+#include "operations/quantize/quantize_rows.hpp"
 #include "portable/hadamard.hpp"
 #include "portable/quantize.hpp"
 #include "portable/rotary.hpp"

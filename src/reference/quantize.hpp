@@ -5,7 +5,9 @@
 
 #include "core/arguments.hpp"
 #include "core/kernel.hpp"
+#include "operations/quantize/arguments.hpp"
 #include "portable/sequence_rows.hpp"
+#include "reference/check.hpp"
 
 namespace tessella::reference {
 
@@ -31,5 +33,9 @@ void dequantized_row(const core::QuantizeArguments& arguments, const portable::S
 core::WorkspaceSize quantize_workspace(const core::Shape& shape, int num_threads);
 void quantize_run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream);
 void dequantize_run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream);
+
+// Of quantize and dequantize. Elements are held to what is nearest under the scales and means that were written, and
+// those to the exact ones.
+CheckReport check_quantize(const core::QuantizeArguments& arguments, int64_t num_rows, uint64_t seed);
 
 }  // namespace tessella::reference

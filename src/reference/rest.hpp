@@ -1,8 +1,8 @@
 // Rows of a packed q that belong to no sequence: like rows past a sequence's length they get output 0 and LSE -inf.
 #pragma once
 
-#include "core/arguments.hpp"
-#include "core/sequence.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 #include "reference/element.hpp"
 #include "reference/score.hpp"
 

@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/sequence.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 #include "portable/quantize.hpp"
 #include "portable/sequence_rows.hpp"
 #include "reference/element.hpp"

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <limits>
 
-#include "core/arguments.hpp"
-#include "core/sequence.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 #include "portable/dropout.hpp"
 #include "reference/element.hpp"
 

@@ -10,6 +10,7 @@
 
 #include "cases/kernels.hpp"
 #include "cases/small_call.hpp"
+#include "operations/attention/shape.hpp"
 #include "tessella/attention.hpp"
 #include "tessella/quantize.hpp"
 

@@ -15,6 +15,8 @@ ARROWS = {
     "src/portable": {"src/portable"},
     "src/core": {"src/core", "src/portable"},
     "src/process": {"src/process", "src/core"},
+    "src/cache": {"src/cache", "src/core"},
+    "src/operations": {"src/operations", "src/core", "src/portable", "include/tessella"},
     "src/reference": {"src/reference", "src/process", "src/core", "src/portable"},
     "src/cpu": {"src/cpu", "src/cpu/amx", "src/cpu/vector", "src/process", "src/core", "src/portable"},
     "src/cpu/amx": {"src/cpu/amx", "src/cpu/vector", "src/cpu", "src/process", "src/core", "src/portable"},
@@ -31,7 +33,8 @@ ARROWS = {
     "src/cuda/device/schedule": {"src/cuda/device/schedule", "src/cuda/device/score", "src/cuda/device/tile",
                                  "src/cuda/device/ptx", "src/portable"},
     "src/parallel": {"src/parallel", "src/core", "src/portable"},
-    "src/api": {"src/api", "src/process", "src/core", "src/portable", "src/parallel", "include/tessella"},
+    "src/api": {"src/api", "src/operations", "src/cache", "src/process", "src/core", "src/portable", "src/parallel",
+                "include/tessella"},
     "apps": {"apps", "include/tessella"},
     "bench": {"bench", "apps", "include/tessella"},  # both are clients; a benchmark takes the GPU memory of the command line
     "bindings": {"bindings", "include/tessella"},
@@ -68,6 +71,12 @@ BUILT_ON = {
     "forward_widened": {"forward_f8_sm90", "forward_sm80", "forward_sm90"},
     "ladder": {"backward_sm80", "forward_sm80"},
 }
+# Each operation is a room, src/operations/NAME: it may include from itself, from src/operations, which all rooms share,
+# and from what is below that. The API layer may include all of it. Backends and the reference may include what describes
+# a call, and not what reads the user's structs.
+OPERATIONS = "src/operations"
+DESCRIBES = re.compile(r"src/operations/\w+/(shape|arguments|sequence|amax|new_rows|quantized_rows|quantize_rows|page_runs)\.hpp")
+DESCRIBED_TO = ("src/reference", "src/cpu", "src/cuda", "src/hip")
 # The device compiler gets these files, the source of the user's modifications, and nothing else. Of a room's device code
 # the host includes params.cuh alone.
 DEVICE = re.compile(r"src/portable/.*\.hpp|src/cuda/.*\.cuh")
@@ -93,6 +102,8 @@ def tracked(root):
 def folder_of(name):
     if name.startswith(ROOMS + "/"):
         return "/".join(name.split("/")[:4])
+    if name.startswith(OPERATIONS + "/") and name.count("/") > 2:
+        return "/".join(name.split("/")[:3])
     matches = [folder for folder in ARROWS if name.startswith(folder + "/")]
     return max(matches, key=len) if matches else None
 
@@ -104,6 +115,10 @@ def may_include(name, folder, target):
         return False
     if DEVICE.fullmatch(name) and not DEVICE.fullmatch(target):
         return False
+    if folder.startswith(OPERATIONS + "/"):
+        return to == folder or to in ARROWS[OPERATIONS]
+    if to is not None and to.startswith(OPERATIONS + "/"):
+        return folder == "src/api" or (folder.startswith(DESCRIBED_TO) and DESCRIBES.fullmatch(target) is not None)
     if folder.startswith(ROOMS + "/"):
         built_on = {f"{ROOMS}/{room}" for room in BUILT_ON.get(folder.rsplit("/", 1)[-1], ())}
         return to == folder or to in BELOW_ROOMS | built_on
@@ -174,6 +189,12 @@ def self_test():
             "src/cuda/backend.hpp": "",
             "src/cuda/kernels.hpp": "",
             "src/reference/loops.cpp": "#include <hwy/highway.h>\n",
+            "src/operations/merge/arguments.hpp": '#include "core/plan.hpp"\n#include "operations/append/arguments.hpp"\n',
+            "src/operations/merge/merge.hpp": '#include "operations/merge/arguments.hpp"\n#include "operations/reader.hpp"\n',
+            "src/operations/append/arguments.hpp": "",
+            "src/operations/reader.hpp": '#include "operations/merge/merge.hpp"\n',
+            "src/reference/merge.cpp": '#include "operations/merge/arguments.hpp"\n#include "operations/merge/merge.hpp"\n',
+            "src/core/choose.cpp": '#include "operations/merge/arguments.hpp"\n',
             "src/core/string_utils.hpp": "",
             "apps/tessella/main.cpp": '#include <tessella/tessella.h>\n#include "core/plan.hpp"\n#include <CLI/CLI.hpp>\n',
             "apps/tessella/options/command_line.cpp": "#include <CLI/App.hpp>\n",
@@ -196,6 +217,7 @@ def self_test():
                 "src/api/backends.cpp:2: src/api must not include src/cuda/kernels.hpp",
                 "src/api/entry.cpp:2: src/api must not include src/cpu/query_tile.hpp",
                 "src/api/entry.cpp:3: src/api must not include src/cuda/backend.hpp",
+                "src/core/choose.cpp:1: src/core must not include src/operations/merge/arguments.hpp",
                 "src/core/plan.hpp:1: src/core must not include src/cpu/kernels.hpp",
                 "src/core/string_utils.hpp: the name says nothing about what is inside",
                 "src/cpu/amx/rows.hpp:2: <hwy/highway.h> belongs behind src/cpu/vector",
@@ -206,7 +228,10 @@ def self_test():
                 "src/cuda/kernels/decode/recipe.cpp:2: src/cuda/kernels/decode must not include src/cuda/kernels/decode/decode.cuh",
                 "src/cuda/kernels/merge/merge.cuh:1: src/cuda/kernels/merge must not include src/cuda/kernels/decode/decode.cuh",
                 "src/cuda/launch/run.cpp:1: src/cuda/launch must not include src/cuda/kernels/decode/params.cuh",
+                "src/operations/merge/arguments.hpp:2: src/operations/merge must not include src/operations/append/arguments.hpp",
+                "src/operations/reader.hpp:1: src/operations must not include src/operations/merge/merge.hpp",
                 "src/reference/loops.cpp:1: <hwy/highway.h> belongs behind src/cpu/vector",
+                "src/reference/merge.cpp:2: src/reference must not include src/operations/merge/merge.hpp",
                 "src/stray.cpp: lies in no folder of the design"]
     if errors != expected or notes != ["src/cpu/query_tile.hpp: 600 lines"]:
         print("arrows: the check misses what it must find:", *errors, *notes, sep="\n  ")

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cases/random.hpp"
-#include "core/arguments.hpp"
-#include "core/sequence.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 #include "reference/attention.hpp"
 
 namespace tessella::tests {

@@ -7,6 +7,7 @@
 
 #include "cases/gpu_twin.hpp"
 #include "cases/kernels.hpp"
+#include "operations/attention/shape.hpp"
 
 namespace tessella::tests {
 

@@ -5,8 +5,7 @@
 #include <limits>
 #include <string>
 
-#include "api/append.hpp"
-#include "api/copy_pages.hpp"
+#include "api/call.hpp"
 #include "cases/append_call.hpp"
 #include "cases/copy_pages_call.hpp"
 #include "cases/random.hpp"
@@ -14,6 +13,8 @@
 #include "cuda/kernels/copy_pages/recipe.hpp"
 #include "cuda/kernels/forward_sm80/config.hpp"
 #include "emulated_step.hpp"
+#include "operations/append/append.hpp"
+#include "operations/copy_pages/copy_pages.hpp"
 
 namespace tessella::tests {
 namespace {
@@ -29,7 +30,7 @@ template <typename Arguments>
 std::string run_steps(Arguments arguments, cuda::Recipe (*recipe_of)(const core::Shape&, const cuda::DeviceInfo&),
                       uint64_t seed) {
   arguments.device.type = core::DeviceType::cuda;
-  core::derive_shape(arguments);
+  arguments.derive_shape();
   const core::Shape bounds = core::shape(&arguments);
   const cuda::Recipe recipe = recipe_of(bounds, small_gpu());
   if (!recipe.ineligible.empty()) return recipe.ineligible;
@@ -44,9 +45,11 @@ std::string run_steps(Arguments arguments, cuda::Recipe (*recipe_of)(const core:
   return "";
 }
 
-core::AppendArguments read(AppendCall& call) { return api::read(&call.args(), call.options(), "emulated", nullptr); }
+core::AppendArguments read(AppendCall& call) {
+  return api::read<core::Append>(&call.args(), call.options(), "emulated", nullptr);
+}
 core::CopyPagesArguments read(CopyPagesCall& call) {
-  return api::read(&call.args(), call.options(), "emulated", nullptr);
+  return api::read<core::CopyPages>(&call.args(), call.options(), "emulated", nullptr);
 }
 
 void expect_right(const AppendCase& c) {

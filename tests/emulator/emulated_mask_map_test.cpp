@@ -8,9 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "api/forward.hpp"
 #include "cases/backward_features.hpp"
-#include "core/sequence.hpp"
 #include "cuda/kernels/backward_sm80/recipe.hpp"
 #include "cuda/kernels/backward_sm90/recipe.hpp"
 #include "cuda/kernels/forward_sm80/config.hpp"
@@ -20,6 +18,8 @@
 #include "cuda/launch/tile_map.hpp"
 #include "emulated_case.hpp"
 #include "emulated_step.hpp"
+#include "operations/attention/attention.hpp"
+#include "operations/attention/sequence.hpp"
 #include "portable/query_tiles.hpp"
 
 namespace tessella::tests {

@@ -7,11 +7,12 @@
 #include <set>
 #include <string>
 
-#include "api/merge.hpp"
+#include "api/call.hpp"
 #include "cases/merge_call.hpp"
 #include "cuda/kernels/forward_sm80/config.hpp"
 #include "cuda/kernels/merge/recipe.hpp"
 #include "emulated_step.hpp"
+#include "operations/merge/merge.hpp"
 
 namespace tessella::tests {
 namespace {
@@ -25,9 +26,9 @@ std::string run_merge(MergeCall& call, const MergeCase& c, int64_t max_seqlen = 
     if (c.lse) args.lse = &call.lses()[last];
   }
   call.remember();
-  core::MergeArguments arguments = api::read(&args, call.options(), "emulated", nullptr);
+  core::MergeArguments arguments = api::read<core::Merge>(&args, call.options(), "emulated", nullptr);
   arguments.device.type = core::DeviceType::cuda;  // for its alignments alone
-  core::derive_shape(arguments);
+  arguments.derive_shape();
   core::MergeShape bounds = arguments;
   bounds.seqlen = std::max(bounds.seqlen, max_seqlen);
   cuda::DeviceInfo device = cuda::typical_device(90);

@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "api/forward.hpp"
 #include "cases/part.hpp"
 #include "cuda/kernels/forward_sm80/config.hpp"
 #include "emulated_decode_case.hpp"
+#include "operations/attention/attention.hpp"
 
 namespace tessella::tests {
 namespace {

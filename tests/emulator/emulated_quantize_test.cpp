@@ -6,12 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "api/quantize.hpp"
+#include "api/call.hpp"
 #include "cases/quantize_call.hpp"
 #include "cases/random.hpp"
 #include "cuda/kernels/forward_sm80/config.hpp"
 #include "cuda/kernels/quantize/recipe.hpp"
 #include "emulated_step.hpp"
+#include "operations/quantize/quantize.hpp"
 
 namespace tessella::tests {
 namespace {
@@ -26,7 +27,7 @@ cuda::DeviceInfo small_gpu() {
 std::string run_steps(core::QuantizeArguments arguments,
                       cuda::Recipe (*recipe_of)(const core::Shape&, const cuda::DeviceInfo&), uint64_t seed) {
   arguments.device.type = core::DeviceType::cuda;
-  core::derive_shape(arguments);
+  arguments.derive_shape();
   const core::Shape bounds = core::shape(&arguments);
   const cuda::Recipe recipe = recipe_of(bounds, small_gpu());
   if (!recipe.ineligible.empty()) return recipe.ineligible;
@@ -45,12 +46,12 @@ std::string run_steps(core::QuantizeArguments arguments,
 }
 
 std::string quantize(QuantizeCall& call) {
-  return run_steps(api::read(&call.args(), call.options(), "emulated", nullptr), cuda::quantize_recipe,
+  return run_steps(api::read<core::Quantize>(&call.args(), call.options(), "emulated", nullptr), cuda::quantize_recipe,
                    call.data().seed);
 }
 std::string dequantize(QuantizeCall& call) {
-  return run_steps(api::read(&call.back_args(), call.back_options(), "emulated", nullptr), cuda::dequantize_recipe,
-                   call.data().seed);
+  return run_steps(api::read<core::Dequantize>(&call.back_args(), call.back_options(), "emulated", nullptr),
+                   cuda::dequantize_recipe, call.data().seed);
 }
 
 TEST(EmulatedQuantize, RandomCases) {
@@ -141,7 +142,8 @@ TEST(EmulatedQuantize, HostileTables) {
     QuantizeCase c = random_quantize_of_few("", seed);
     c.guard = seed % 2 == 0;
     QuantizeCall call(c);
-    const core::QuantizeArguments arguments = api::read(&call.args(), call.options(), "emulated", nullptr);
+    const core::QuantizeArguments arguments =
+        api::read<core::Quantize>(&call.args(), call.options(), "emulated", nullptr);
     Random random(seed);
     for (const tessella_tensor* table : {call.args().cu_seqlens, call.args().rotary_offsets}) {
       if (table == nullptr) continue;

@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "api/forward.hpp"
 #include "cases/part.hpp"
 #include "cuda/kernels/forward_sm80/config.hpp"
 #include "emulated_decode_case.hpp"
+#include "operations/attention/attention.hpp"
 #include "portable/float16.hpp"
 
 namespace tessella::tests {

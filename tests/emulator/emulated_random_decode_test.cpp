@@ -3,9 +3,9 @@
 
 #include <utility>
 
-#include "api/forward.hpp"
 #include "cuda/kernels/forward_sm80/config.hpp"
 #include "emulated_decode_case.hpp"
+#include "operations/attention/attention.hpp"
 
 namespace tessella::tests {
 namespace {

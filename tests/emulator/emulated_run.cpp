@@ -6,14 +6,14 @@
 #include <optional>
 #include <type_traits>
 
-#include "api/backward.hpp"
-#include "api/forward.hpp"
+#include "api/call.hpp"
 #include "cases/hostile_tables.hpp"
-#include "core/sequence.hpp"
 #include "cuda/kernels/forward_sm80/config.hpp"
 #include "cuda/kernels/forward_sm80/recipe.hpp"
 #include "cuda/kernels/forward_sm90/recipe.hpp"
 #include "emulated_step.hpp"
+#include "operations/attention/attention.hpp"
+#include "operations/attention/sequence.hpp"
 
 namespace tessella::tests {
 namespace {
@@ -104,7 +104,7 @@ std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int6
   if (sources != Sources::none) {
     arrays.emplace(p, sources);
     set_sources(p, sources);
-    core::derive_mask_shape(p);
+    p.derive_mask_shape();
   }
   p.num_splits = gpu.num_splits;
   if (gpu.few) p.query_class = core::QueryClass::few;
@@ -154,8 +154,8 @@ std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int6
 
 std::string run_recipe(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, Sources sources,
                        const Gpu& gpu) {
-  return run(call, api::read(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen, seed, sources,
-             gpu);
+  return run(call, api::read<core::Forward>(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen,
+             seed, sources, gpu);
 }
 
 std::string run_decode(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, const Gpu& gpu) {
@@ -164,8 +164,8 @@ std::string run_decode(Call& call, MakeRecipe recipe, int64_t max_seqlen, uint64
 
 std::string run_backward(BackwardCall& call, MakeRecipe recipe, int64_t max_seqlen, uint64_t seed, Sources sources,
                          const Gpu& gpu) {
-  return run(call, api::read(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen, seed, sources,
-             gpu);
+  return run(call, api::read<core::Backward>(&call.args(), call.options(), "emulated", nullptr), recipe, max_seqlen,
+             seed, sources, gpu);
 }
 
 std::string run_sm90(Call& call, const Case& c, uint64_t seed, Sources sources) {

@@ -10,6 +10,8 @@
 #include "cuda/kernels/append/params.cuh"
 #include "cuda/kernels/copy_pages/params.cuh"
 #include "fake_driver.hpp"
+#include "operations/append/arguments.hpp"
+#include "operations/copy_pages/arguments.hpp"
 #include "planned.hpp"
 
 namespace {
@@ -41,7 +43,7 @@ AppendArguments append_arguments(int64_t batch, int64_t seqlen_new) {
   a.num_slots = batch;
   a.seqlen_kv = kRows;
   a.seqlens_kv = {table, 0, 0};
-  core::derive_shape(a);
+  a.derive_shape();
   return a;
 }
 
@@ -54,7 +56,7 @@ CopyPagesArguments copy_arguments(int32_t num_pools, int64_t num_pairs) {
   const core::Operand pages{aligned_memory(), DType::bf16, 16 * 8 * 128, 8 * 128, 128};
   a.given.assign(static_cast<size_t>(num_pools), {pages, 16, 8, 128});
   a.pairs = {pairs, 0, 1};
-  core::derive_shape(a);
+  a.derive_shape();
   return a;
 }
 
@@ -111,7 +113,7 @@ TEST(AppendLaunch, ExplainsItsLoads) {
     }
     a = append_arguments(2, 1);
     a.v_rows.into.head_stride += 4;
-    core::derive_shape(a);
+    a.derive_shape();
     EXPECT_TRUE(says("scalar loads"));
   });
 }

@@ -22,6 +22,7 @@
 #include "cuda/kernels/decode/params.cuh"
 #include "cuda/kernels/forward_widened/recipe.hpp"
 #include "fake_driver.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace {
 
@@ -200,7 +201,7 @@ TEST(DecodeLaunch, CachesWithoutARow) {
     p.heads_kv = 2;
     p.v_in_k = false;
     EXPECT_EQ(planned(p, "").kernel->name, "cuda.decode");
-    EXPECT_EQ(api::cached_plan(core::Shape(p), {}, "forward")->kernel->name, "cuda.decode");
+    EXPECT_EQ(api::cached_plan(p, {}, "forward")->kernel->name, "cuda.decode");
   });
 }
 
@@ -276,14 +277,14 @@ TEST(DecodeLaunch, OneScheduleServesPlansOfRoundedLengths) {
           p.operands[name].dtype = p.tensors[name].dtype = dtype;
         }
         p.head_dim_qk = p.head_dim_v = dim;
-        const auto cached = api::cached_plan(core::Shape(p), {}, "forward");
+        const auto cached = api::cached_plan(p, {}, "forward");
         EXPECT_EQ(cached->kernel->name, "cuda.decode");
         EXPECT_EQ(cached->schedule_bytes, planned(p).schedule_bytes) << seqlen_q << ' ' << dim;
         EXPECT_GT(cached->schedule_bytes, 0);
       }
     }
     const AttentionArguments many = scheduled(step(3, 2, 65536, 1000));
-    const std::string reason = ineligible([&] { api::cached_plan(core::Shape(many), {}, "forward"); });
+    const std::string reason = ineligible([&] { api::cached_plan(many, {}, "forward"); });
     EXPECT_NE(reason.find("cuda.forward_sm90, cuda.forward_sm80: a schedule beside many queries is the map of a mask"),
               std::string::npos)
         << reason;
@@ -394,7 +395,7 @@ TEST(DecodeLaunch, ASettledCacheIsNoMatterOfAPlan) {
       p.cache_is_settled = is_settled;
       run(plan, p);
       EXPECT_EQ(parameters().cache_is_settled, is_settled ? 1 : 0);
-      EXPECT_EQ(api::cached_plan(core::Shape(p), {}, "forward"), api::cached_plan(core::Shape(p), {}, "forward"));
+      EXPECT_EQ(api::cached_plan(p, {}, "forward"), api::cached_plan(p, {}, "forward"));
     }
   });
 }
@@ -421,7 +422,7 @@ TEST(DecodeLaunch, PlainCallsHaveTheStreamsState) {
 TEST(DecodeLaunch, ALoopOfStepsHasOnePlan) {
   in_child([] {
     const auto plan_of = [](const AttentionArguments& p) {
-      const auto plan = api::cached_plan(core::Shape(p), {}, "forward");
+      const auto plan = api::cached_plan(p, {}, "forward");
       EXPECT_EQ(plan->kernel->name, "cuda.decode");
       return plan;
     };

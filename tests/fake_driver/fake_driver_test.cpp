@@ -18,6 +18,7 @@
 #include "cuda/driver/gpus.hpp"
 #include "cuda/launch/loaded_kernel.hpp"
 #include "cuda/launch/run.hpp"
+#include "operations/attention/arguments.hpp"
 #include "portable/forward_params.hpp"
 #include "toy/toy_recipe.hpp"
 

@@ -25,6 +25,7 @@
 #include "cuda/kernels/ladder/config.hpp"
 #include "cuda/kernels/ladder/params.cuh"
 #include "fake_driver.hpp"
+#include "operations/attention/arguments.hpp"
 #include "planned.hpp"
 
 namespace {

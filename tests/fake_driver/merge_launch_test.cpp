@@ -8,6 +8,7 @@
 #include "core/plan.hpp"
 #include "cuda/kernels/merge/params.cuh"
 #include "fake_driver.hpp"
+#include "operations/merge/arguments.hpp"
 #include "planned.hpp"
 
 namespace {
@@ -32,7 +33,7 @@ MergeArguments arguments(int32_t num_states, DType dtype = DType::bf16) {
                                     {data, DType::f32, kHeads * kSeqlen, 1, kSeqlen}};
   a.given.assign(static_cast<size_t>(num_states), state);
   a.result = state;
-  core::derive_shape(a);
+  a.derive_shape();
   return a;
 }
 
@@ -93,7 +94,7 @@ TEST(MergeLaunch, ExplainsItsLoads) {
     EXPECT_TRUE(says(a, "scalar loads, 1 step, "));
     a = arguments(2);
     a.given[1].out.row_stride += 4;
-    core::derive_shape(a);
+    a.derive_shape();
     EXPECT_TRUE(says(a, "scalar loads, 1 step, "));
   });
 }

@@ -12,6 +12,7 @@
 #include "cuda/compile/cubin_store.hpp"
 #include "cuda/kernels/forward_sm90/recipe.hpp"
 #include "cuda/launch/recipe.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::kernel_matrix {
 

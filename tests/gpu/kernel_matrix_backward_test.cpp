@@ -12,6 +12,7 @@
 #include "cuda/kernels/backward_sm90/recipe.hpp"
 #include "cuda/kernels/forward_sm80/config.hpp"
 #include "gpu/kernel_matrix.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::kernel_matrix {
 namespace {

@@ -16,6 +16,7 @@
 #include "cuda/kernels/forward_sm80/recipe.hpp"
 #include "cuda/kernels/forward_sm90/recipe.hpp"
 #include "gpu/kernel_matrix.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::kernel_matrix {
 namespace {

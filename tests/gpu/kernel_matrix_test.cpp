@@ -20,6 +20,11 @@
 #include "cuda/kernels/merge/recipe.hpp"
 #include "cuda/kernels/quantize/recipe.hpp"
 #include "gpu/kernel_matrix.hpp"
+#include "operations/append/shape.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/copy_pages/shape.hpp"
+#include "operations/merge/shape.hpp"
+#include "operations/quantize/shape.hpp"
 
 namespace tessella::kernel_matrix {
 namespace {

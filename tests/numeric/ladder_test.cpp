@@ -6,6 +6,7 @@
 #include <deque>
 
 #include "cases/arguments.hpp"
+#include "operations/attention/arguments.hpp"
 #include "reference/check.hpp"
 #include "reference/ladder/kv_head.hpp"
 

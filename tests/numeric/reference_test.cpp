@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "cases/arguments.hpp"
+#include "operations/attention/arguments.hpp"
 #include "portable/dropout.hpp"
 
 namespace tessella::tests {

@@ -3,6 +3,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "operations/attention/arguments.hpp"
 #include "portable/forward_params.hpp"
 
 namespace tessella::tests {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "cases/arguments.hpp"
+#include "operations/attention/arguments.hpp"
 #include "reference/check.hpp"
 
 namespace tessella::tests {

@@ -11,6 +11,11 @@
 #include "core/choose.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
+#include "operations/append/shape.hpp"
+#include "operations/attention/shape.hpp"
+#include "operations/copy_pages/shape.hpp"
+#include "operations/merge/shape.hpp"
+#include "operations/quantize/shape.hpp"
 
 namespace tessella::core {
 namespace {
@@ -72,7 +77,7 @@ TYPED_TEST_SUITE(Fields, Shapes);
 // One entry of the list a member; the operands and arrays of a list are one member of the shape.
 TYPED_TEST(Fields, NameEveryMember) {
   std::vector<std::string> owners;
-  fields(std::type_identity<TypeParam>(), [&](const FieldName& field, auto, Fit) {
+  TypeParam::fields([&](const FieldName& field, auto, Fit) {
     const bool is_operand = field.member != nullptr && !std::string_view(field.owner).ends_with("bias");
     const std::string owner = field.idx >= 0                              ? "mod_args"
                               : !is_operand                               ? field.owner
@@ -85,7 +90,7 @@ TYPED_TEST(Fields, NameEveryMember) {
 
 // A change of any member makes another key, and a call that does not fit unless the Fit allows it.
 TYPED_TEST(Fields, EveryMemberCounts) {
-  fields(std::type_identity<TypeParam>(), [&](const FieldName& field, auto get, Fit fit) {
+  TypeParam::fields([&](const FieldName& field, auto get, Fit fit) {
     TypeParam plan, call;
     change(std::invoke(get, call));
     // The plan has the lesser of the two.

@@ -10,10 +10,11 @@
 #include <utility>
 
 #include "cases/arguments.hpp"
-#include "core/sequence.hpp"
 #include "cuda/kernels/forward_sm80/config.hpp"
 #include "cuda/kernels/forward_sm90/config.hpp"
 #include "cuda/kernels/forward_sm90/hopper_forward.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 
 namespace {
 
@@ -158,7 +159,7 @@ AttentionArguments problem_of_heads(int64_t seqlen_kv, int64_t heads_q, int64_t 
 }
 using Pair = std::pair<int64_t, int64_t>;
 Pair sections(AttentionArguments p, int64_t tiles_q = 8) {
-  core::derive_mask_shape(p);
+  p.derive_mask_shape();
   const cuda::Sections found = cuda::sections(p, tiles_q, kAtOnce);
   EXPECT_EQ(found.first_of_last % found.heads, 0) << "which work_tile() counts on";
   return {found.heads, found.first_of_last};
@@ -195,7 +196,7 @@ TEST(ForwardArguments, SectionsOfEqualTilesAreOneHead) {
 
 TEST(ForwardArguments, KernelsGetTheSections) {
   AttentionArguments p = problem_of_heads(2048, 64, 64);
-  core::derive_mask_shape(p);
+  p.derive_mask_shape();
   const portable::ForwardParams got = params(p);
   EXPECT_EQ(Pair(got.heads_per_section.value, got.first_of_last_section), sections(p, got.tiles_q));
   EXPECT_GT(got.first_of_last_section, 0);

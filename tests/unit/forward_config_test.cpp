@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "cases/arguments.hpp"
-#include "core/arguments.hpp"
 #include "core/error.hpp"
 #include "cuda/compile/expression.hpp"
 #include "cuda/kernels/backward_sm80/config.hpp"
@@ -17,6 +16,7 @@
 #include "cuda/kernels/forward_sm90/config.hpp"
 #include "cuda/kernels/ladder/params.cuh"
 #include "cuda/launch/score_config.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace {
 
@@ -248,10 +248,10 @@ TEST(BackwardSm80Config, LoadsPiecesOf16BytesWhereRowsOfDOutAreAlignedToo) {
   core::AttentionArguments a =
       tests::gpu_arguments({.seqlen_q = 64, .seqlen_kv = 64, .head_dim_qk = 64, .head_dim_v = 64});
   a.tensors[core::Name::d_out] = a.tensors[core::Name::out];
-  core::derive_shape(a);
+  a.derive_shape();
   EXPECT_TRUE(backward_sm80_config(a, typical_device(90)).vector_loads);
   a.tensors[core::Name::d_out].row_stride += 1;
-  core::derive_shape(a);
+  a.derive_shape();
   EXPECT_FALSE(backward_sm80_config(a, typical_device(90)).vector_loads);
 }
 
@@ -261,7 +261,7 @@ TEST(ForwardSm90Config, LongRowsOfHeadDim128TakeThreeWarpgroups) {
     p.seqlen_q = p.seqlen_kv = seqlen;
     p.window_left = window_left;
     p.window_right = window_right;
-    core::derive_mask_shape(p);
+    p.derive_mask_shape();
     return forward_sm90_config(p).tile_q;
   };
   EXPECT_EQ(tile_q(7169, -1, -1), 192);
@@ -288,7 +288,7 @@ TEST(ForwardSm90Config, IsThatOfTheLengthRoundedUp) {
     for (const int64_t window_right : {-1, 0}) {
       AttentionArguments p = problem(DType::bf16, head_dim, head_dim);
       p.window_right = window_right;
-      core::derive_mask_shape(p);
+      p.derive_mask_shape();
       for (int64_t power = 64; power < 16384; power *= 2) {
         for (int quarter = 4; quarter < 8; ++quarter) {
           p.seqlen_q = p.seqlen_kv = power / 4 * quarter + 1;
@@ -306,7 +306,7 @@ TEST(ForwardSm90Config, OfBatchInvariantCallsIsThatOfNoLength) {
   for (const int64_t head_dim : {64, 96, 128, 192, 256}) {
     AttentionArguments p = problem(DType::bf16, head_dim, head_dim);
     p.window_right = 0;
-    core::derive_mask_shape(p);
+    p.derive_mask_shape();
     p.batch_invariant = true;
     p.seqlen_q = p.seqlen_kv = 16384;
     const ForwardSm90Config of_long = forward_sm90_config(p);

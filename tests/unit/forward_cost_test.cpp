@@ -5,6 +5,7 @@
 
 #include "cases/arguments.hpp"
 #include "cuda/kernels/forward_sm80/config.hpp"
+#include "operations/attention/arguments.hpp"
 #include "portable/query_tiles.hpp"
 
 namespace {

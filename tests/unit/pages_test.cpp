@@ -1,6 +1,6 @@
 // The allocator of pages: random walks beside a model that keeps every sequence's rows by value, and each failure by
 // hand.
-#include "core/pages.hpp"
+#include "cache/pages.hpp"
 
 #include <gtest/gtest.h>
 

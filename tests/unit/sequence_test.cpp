@@ -1,5 +1,5 @@
 // A sequence of a batch in its own coordinates: dense, with lengths, with left padding, packed.
-#include "core/sequence.hpp"
+#include "operations/attention/sequence.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,6 +8,7 @@
 
 #include "cases/arguments.hpp"
 #include "cases/random.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::tests {
 namespace {

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cases/arguments.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::cuda {
 namespace {

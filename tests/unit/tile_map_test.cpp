@@ -10,9 +10,10 @@
 #include <vector>
 
 #include "cases/arguments.hpp"
-#include "core/sequence.hpp"
 #include "cpu/cpu_features.hpp"
 #include "cpu/vector/forward_vector.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 
 namespace tessella::tests {
 namespace {

@@ -9,6 +9,7 @@
 #include "cuda/compile/nvrtc.hpp"
 #include "cuda/kernels/forward_sm80/config.hpp"
 #include "cuda/kernels/forward_sm80/recipe.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace {
 

@@ -31,6 +31,7 @@ TESSELLA_AMX_BEGIN
 
 #include "cpu/amx/pack-inl.hpp"
 #include "cpu/amx/tiles-inl.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::cpu {
 namespace {

@@ -25,7 +25,6 @@
 #include "core/cancel.hpp"
 #include "core/message.hpp"
 #include "core/plan.hpp"
-#include "core/sequence.hpp"
 #include "cpu/amx/target-inl.hpp"
 #include "cpu/cpu_features.hpp"
 #include "cpu/exp2.hpp"
@@ -35,6 +34,7 @@
 #include "cpu/tile_map.hpp"
 #include "cpu/vector/forward_vector.hpp"
 #include "cpu/work_tiles.hpp"
+#include "operations/attention/sequence.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 
@@ -44,6 +44,7 @@ TESSELLA_AMX_BEGIN
 
 #include "cpu/amx/forward_call-inl.hpp"
 #include "cpu/amx/pack-inl.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::cpu {
 namespace {

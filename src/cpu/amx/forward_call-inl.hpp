@@ -11,12 +11,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/arguments.hpp"
 #include "core/cancel.hpp"
 #include "cpu/amx/pipeline-inl.hpp"
 #include "cpu/memory.hpp"
 #include "cpu/tile_map.hpp"
 #include "cpu/work_tiles.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::cpu::amx {
 

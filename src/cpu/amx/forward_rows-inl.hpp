@@ -8,11 +8,12 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/sequence.hpp"
 #include "cpu/amx/forward_call-inl.hpp"
 #include "cpu/amx/pack-inl.hpp"
 #include "cpu/amx/pipeline-inl.hpp"
 #include "cpu/query_tile.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 
 namespace tessella::cpu::amx {
 namespace {

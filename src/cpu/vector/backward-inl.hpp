@@ -17,6 +17,7 @@
 #include "cpu/vector/score-inl.hpp"
 #include "cpu/vector/tiles-inl.hpp"
 #include "hwy/highway.h"
+#include "operations/attention/arguments.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessella::cpu {

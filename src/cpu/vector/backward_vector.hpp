@@ -5,10 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/arguments.hpp"
 #include "cpu/backward_blocks.hpp"
 #include "cpu/memory.hpp"
 #include "cpu/vector/forward_vector.hpp"
+#include "operations/attention/shape.hpp"
 
 namespace tessella::cpu {
 

@@ -13,6 +13,7 @@
 #include "cpu/vector/tiles-inl.hpp"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
+#include "operations/attention/arguments.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessella::cpu {

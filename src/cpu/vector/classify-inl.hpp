@@ -5,11 +5,12 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/sequence.hpp"
 #include "cpu/query_tile.hpp"
 #include "cpu/tile_map.hpp"
 #include "cpu/vector/element_masks-inl.hpp"
 #include "hwy/highway.h"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessella::cpu {

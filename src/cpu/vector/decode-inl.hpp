@@ -18,6 +18,7 @@
 #include "cpu/vector/pairs-inl.hpp"
 #include "cpu/vector/state-inl.hpp"
 #include "hwy/highway.h"
+#include "operations/attention/arguments.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessella::cpu {

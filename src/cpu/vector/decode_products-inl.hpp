@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "core/sequence.hpp"
 #include "cpu/vector/decode_rows-inl.hpp"
 #include "cpu/vector/decode_tiles-inl.hpp"
 #include "cpu/vector/decode_vector.hpp"
 #include "cpu/vector/pairs-inl.hpp"
 #include "hwy/highway.h"
+#include "operations/attention/sequence.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessella::cpu {

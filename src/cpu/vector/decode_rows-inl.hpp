@@ -4,12 +4,13 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/sequence.hpp"
 #include "cpu/vector/decode_tiles-inl.hpp"
 #include "cpu/vector/decode_vector.hpp"
 #include "cpu/vector/element_masks-inl.hpp"
 #include "cpu/vector/pairs-inl.hpp"
 #include "hwy/highway.h"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessella::cpu {

@@ -7,11 +7,11 @@
 #include <cstdint>
 #include <string>
 
-#include "core/arguments.hpp"
 #include "core/kernel.hpp"
 #include "core/plan.hpp"
 #include "cpu/decode_units.hpp"
 #include "cpu/vector/forward_vector.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::cpu {
 

@@ -8,11 +8,12 @@
 #include <cstring>
 #include <limits>
 
-#include "core/sequence.hpp"
 #include "cpu/query_tile.hpp"
 #include "cpu/tile_map.hpp"
 #include "cpu/vector/exp2-inl.hpp"
 #include "hwy/highway.h"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessella::cpu {

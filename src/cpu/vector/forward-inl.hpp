@@ -23,6 +23,7 @@
 #include "cpu/vector/state-inl.hpp"
 #include "cpu/vector/tiles-inl.hpp"
 #include "hwy/highway.h"
+#include "operations/attention/arguments.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessella::cpu {

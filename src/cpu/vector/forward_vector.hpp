@@ -8,13 +8,13 @@
 #include <cstdint>
 #include <string>
 
-#include "core/arguments.hpp"
 #include "core/kernel.hpp"
 #include "core/plan.hpp"
 #include "cpu/query_tile.hpp"
 #include "cpu/tile_map.hpp"
 #include "cpu/vector/merge_vector.hpp"
 #include "cpu/work_tiles.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::cpu {
 

@@ -12,6 +12,7 @@
 #include "cpu/vector/exp2-inl.hpp"
 #include "cpu/vector/merge_vector.hpp"
 #include "hwy/highway.h"
+#include "operations/merge/arguments.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessella::cpu {

@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/arguments.hpp"
 #include "core/kernel.hpp"
 #include "core/plan.hpp"
+#include "operations/merge/arguments.hpp"
 
 namespace tessella::cpu {
 

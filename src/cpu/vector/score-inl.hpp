@@ -12,6 +12,7 @@
 #include "cpu/vector/element_masks-inl.hpp"
 #include "cpu/vector/exp2-inl.hpp"
 #include "hwy/highway.h"
+#include "operations/attention/arguments.hpp"
 #include "portable/dropout.hpp"
 
 HWY_BEFORE_NAMESPACE();

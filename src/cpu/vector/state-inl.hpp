@@ -9,6 +9,7 @@
 #include "cpu/vector/forward_vector.hpp"
 #include "cpu/vector/score-inl.hpp"
 #include "hwy/highway.h"
+#include "operations/attention/arguments.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessella::cpu {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/message.hpp"
+#include "operations/attention/shape.hpp"
 #include "portable/element.hpp"
 #include "portable/score_config.hpp"
 

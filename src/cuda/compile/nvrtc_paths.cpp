@@ -8,6 +8,7 @@
 #include <initializer_list>
 
 #include "core/environment.hpp"
+#include "operations/attention/shape.hpp"
 
 namespace tessella::cuda {
 namespace {

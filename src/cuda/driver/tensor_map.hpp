@@ -1,7 +1,7 @@
 // Tensor maps: how Hopper's copy engine reads a tensor.
 #pragma once
 
-#include "core/arguments.hpp"
+#include "core/operand.hpp"
 #include "portable/hopper.hpp"
 
 namespace tessella::cuda {

@@ -3,11 +3,11 @@
 
 #include <string>
 
-#include "core/arguments.hpp"
 #include "cuda/driver/gpus.hpp"
 #include "cuda/launch/forward_tiles.hpp"
 #include "cuda/launch/sections.hpp"
 #include "cuda/launch/tile_map.hpp"
+#include "operations/attention/arguments.hpp"
 #include "portable/forward_params.hpp"
 
 namespace tessella::cuda {

@@ -4,6 +4,7 @@
 
 #include "core/kernel.hpp"
 #include "cuda/launch/forward_tiles.hpp"
+#include "operations/attention/arguments.hpp"
 #include "portable/backward_params.hpp"
 
 namespace tessella::cuda {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/shape.hpp"
+#include "operations/attention/shape.hpp"
 #include "portable/score_config.hpp"
 
 namespace tessella::cuda {

@@ -85,7 +85,7 @@ struct Recipe {
 
 // The blocks that run at once on an otherwise idle GPU; a call may ask for fewer multiprocessors.
 inline Concurrency concurrency(const Step& step, const core::Shape& bounds, const DeviceInfo& device) {
-  const int asked = std::visit([](const auto& shape) { return shape.num_sms; }, bounds);
+  const int asked = core::facts(bounds).num_sms;
   const int num_sms = asked > 0 ? std::min(asked, device.num_sms) : device.num_sms;
   return {.blocks = int64_t{num_sms} * step.blocks_per_sm, .l2_bytes = device.l2_bytes};
 }

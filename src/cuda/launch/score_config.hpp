@@ -1,7 +1,7 @@
 // The score configuration of a call, which kernels are compiled for.
 #pragma once
 
-#include "core/shape.hpp"
+#include "operations/attention/shape.hpp"
 #include "portable/score_config.hpp"
 
 namespace tessella::cuda {

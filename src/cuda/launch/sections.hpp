@@ -1,7 +1,7 @@
 // How many heads run at the same time (device/tile/work_tile.cuh).
 #pragma once
 
-#include "core/shape.hpp"
+#include "operations/attention/shape.hpp"
 
 namespace tessella::cuda {
 

@@ -1,7 +1,7 @@
 // The numbers by which a kernel computes a softcap.
 #pragma once
 
-#include "core/arguments.hpp"
+#include "operations/attention/arguments.hpp"
 #include "portable/forward_params.hpp"
 
 namespace tessella::cuda {

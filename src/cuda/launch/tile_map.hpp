@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "core/arguments.hpp"
 #include "cuda/launch/forward_tiles.hpp"
+#include "operations/attention/arguments.hpp"
 #include "portable/forward_params.hpp"
 
 namespace tessella::cuda {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "operations/attention/shape.hpp"
 #include "reference/ladder/score_tile.hpp"
 
 namespace tessella::reference {

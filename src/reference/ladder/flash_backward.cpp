@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "operations/attention/shape.hpp"
 #include "reference/ladder/kv_head.hpp"
 #include "reference/ladder/vector.hpp"
 

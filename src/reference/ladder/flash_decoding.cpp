@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "operations/attention/shape.hpp"
 #include "reference/ladder/splits.hpp"
 
 namespace tessella::reference {

@@ -6,9 +6,9 @@
 #include <string_view>
 #include <vector>
 
-#include "core/arguments.hpp"
 #include "core/kernel.hpp"
-#include "core/sequence.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 #include "reference/ladder/ladder.hpp"
 
 namespace tessella::reference {

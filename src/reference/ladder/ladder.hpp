@@ -9,10 +9,10 @@
 #include <cstdint>
 #include <string_view>
 
-#include "core/arguments.hpp"
 #include "core/cancel.hpp"
 #include "core/kernel.hpp"
-#include "core/sequence.hpp"
+#include "operations/attention/arguments.hpp"
+#include "operations/attention/sequence.hpp"
 #include "reference/score.hpp"
 
 namespace tessella::reference {

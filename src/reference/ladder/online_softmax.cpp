@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "operations/attention/shape.hpp"
 #include "reference/ladder/ladder.hpp"
 
 namespace tessella::reference {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "operations/attention/shape.hpp"
 #include "reference/ladder/ladder.hpp"
 #include "reference/ladder/vector.hpp"
 

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "operations/attention/shape.hpp"
 #include "reference/ladder/kv_head.hpp"
 #include "reference/ladder/vector.hpp"
 

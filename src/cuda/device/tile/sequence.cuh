@@ -1,4 +1,5 @@
-// One sequence of the batch in its own coordinates, as core/sequence.hpp on the host, and the tensors' rows it owns.
+// One sequence of the batch in its own coordinates, as operations/attention/sequence.hpp on the host, and the tensors'
+// rows it owns.
 // Tables live in device memory and are not checked by the host: every value is clamped to what the tensors hold.
 #pragma once
 

@@ -1,9 +1,9 @@
 // The compiled configuration of append: a pure function of dtypes, alignments and head dims.
 #pragma once
 
-#include "core/shape.hpp"
 #include "cuda/compile/program.hpp"
 #include "cuda/kernels/append/params.cuh"
+#include "operations/append/shape.hpp"
 
 namespace tessella::cuda {
 

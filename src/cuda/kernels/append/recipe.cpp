@@ -4,8 +4,9 @@
 #include <bit>
 
 #include "core/message.hpp"
-#include "core/new_rows.hpp"
 #include "cuda/kernels/append/config.hpp"
+#include "operations/append/arguments.hpp"
+#include "operations/append/new_rows.hpp"
 
 namespace tessella::cuda {
 namespace {

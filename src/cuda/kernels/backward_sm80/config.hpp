@@ -4,9 +4,9 @@
 
 #include <string>
 
-#include "core/shape.hpp"
 #include "cuda/compile/program.hpp"
 #include "cuda/driver/gpus.hpp"
+#include "operations/attention/shape.hpp"
 #include "portable/backward_params.hpp"
 
 namespace tessella::cuda {

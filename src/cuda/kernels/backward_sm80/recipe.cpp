@@ -11,6 +11,7 @@
 #include "cuda/launch/forward_arguments.hpp"
 #include "cuda/launch/forward_cost.hpp"
 #include "cuda/launch/tile_map.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::cuda {
 namespace {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/launch/recipe.hpp"
+#include "operations/attention/arguments.hpp"
 #include "portable/backward_params.hpp"
 
 namespace tessella::cuda {

@@ -11,6 +11,7 @@
 #include "cuda/kernels/backward_sm90/params.cuh"
 #include "cuda/launch/forward_cost.hpp"
 #include "cuda/launch/score_config.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::cuda {
 namespace {

@@ -8,6 +8,7 @@
 #include "cuda/launch/forward_tiles.hpp"
 #include "cuda/launch/recipe.hpp"
 #include "cuda/launch/tile_map.hpp"
+#include "operations/attention/arguments.hpp"
 #include "portable/forward_params.hpp"
 
 namespace tessella::cuda {

@@ -3,9 +3,10 @@
 #include <algorithm>
 
 #include "core/message.hpp"
-#include "core/page_runs.hpp"
 #include "cuda/compile/expression.hpp"
 #include "cuda/kernels/copy_pages/params.cuh"
+#include "operations/copy_pages/arguments.hpp"
+#include "operations/copy_pages/page_runs.hpp"
 
 namespace tessella::cuda {
 namespace {

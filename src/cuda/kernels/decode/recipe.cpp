@@ -8,6 +8,7 @@
 #include "core/message.hpp"
 #include "cuda/kernels/decode/config.hpp"
 #include "cuda/launch/forward_arguments.hpp"
+#include "operations/attention/arguments.hpp"
 #include "portable/band.hpp"
 
 namespace tessella::cuda {

@@ -4,9 +4,9 @@
 
 #include <string>
 
-#include "core/shape.hpp"
 #include "cuda/compile/program.hpp"
 #include "cuda/kernels/forward_sm90/params.cuh"
+#include "operations/attention/shape.hpp"
 #include "portable/transpose_v.hpp"
 
 namespace tessella::cuda {

@@ -10,6 +10,7 @@
 #include "cuda/kernels/forward_sm90/hopper_forward.hpp"
 #include "cuda/launch/forward_arguments.hpp"
 #include "cuda/launch/forward_cost.hpp"
+#include "operations/attention/arguments.hpp"
 #include "portable/sequence_rows.hpp"
 
 namespace tessella::cuda {

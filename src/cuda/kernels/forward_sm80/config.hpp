@@ -5,11 +5,11 @@
 #include <optional>
 #include <string>
 
-#include "core/shape.hpp"
 #include "cuda/compile/program.hpp"
 #include "cuda/driver/gpus.hpp"
 #include "cuda/kernels/forward_sm80/params.cuh"
 #include "cuda/launch/forward_tiles.hpp"
+#include "operations/attention/shape.hpp"
 
 namespace tessella::cuda {
 

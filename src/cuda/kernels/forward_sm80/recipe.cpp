@@ -6,6 +6,7 @@
 #include "cuda/kernels/forward_sm80/config.hpp"
 #include "cuda/launch/forward_arguments.hpp"
 #include "cuda/launch/forward_cost.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::cuda {
 namespace {

@@ -8,6 +8,7 @@
 #include "cuda/kernels/forward_sm90/params.cuh"
 #include "cuda/launch/forward_arguments.hpp"
 #include "cuda/launch/recipe.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::cuda {
 

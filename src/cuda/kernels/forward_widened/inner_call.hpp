@@ -1,8 +1,8 @@
 // The call that another forward kernel computes for cuda.forward_widened, and where its copies lie in scratch.
 #pragma once
 
-#include "core/arguments.hpp"
 #include "core/kernel.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::cuda {
 

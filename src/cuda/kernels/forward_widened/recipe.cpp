@@ -12,6 +12,7 @@
 #include "cuda/kernels/forward_widened/inner_call.hpp"
 #include "cuda/kernels/forward_widened/params.cuh"
 #include "cuda/launch/forward_arguments.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::cuda {
 namespace {

@@ -4,10 +4,10 @@
 
 #include <string>
 
-#include "core/shape.hpp"
 #include "cuda/compile/program.hpp"
 #include "cuda/driver/gpus.hpp"
 #include "cuda/kernels/ladder/params.cuh"
+#include "operations/attention/shape.hpp"
 
 namespace tessella::cuda {
 

@@ -8,6 +8,7 @@
 #include "cuda/kernels/ladder/params.cuh"
 #include "cuda/launch/forward_arguments.hpp"
 #include "cuda/launch/forward_cost.hpp"
+#include "operations/attention/arguments.hpp"
 
 namespace tessella::cuda {
 namespace {

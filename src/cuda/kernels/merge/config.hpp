@@ -1,9 +1,9 @@
 // The compiled configuration of a step of merge: a pure function of dtypes, alignments and head dim.
 #pragma once
 
-#include "core/shape.hpp"
 #include "cuda/compile/program.hpp"
 #include "cuda/kernels/merge/params.cuh"
+#include "operations/merge/shape.hpp"
 
 namespace tessella::cuda {
 

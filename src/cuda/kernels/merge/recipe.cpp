@@ -5,6 +5,7 @@
 
 #include "core/message.hpp"
 #include "cuda/kernels/merge/config.hpp"
+#include "operations/merge/arguments.hpp"
 
 namespace tessella::cuda {
 namespace {

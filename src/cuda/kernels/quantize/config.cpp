@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "core/element.hpp"
-#include "core/quantize_rows.hpp"
 #include "cuda/compile/expression.hpp"
+#include "operations/quantize/quantize_rows.hpp"
 
 namespace tessella::cuda {
 

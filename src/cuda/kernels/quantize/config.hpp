@@ -1,9 +1,9 @@
 // quantize's and dequantize's configuration and kernels, by shape alone.
 #pragma once
 
-#include "core/shape.hpp"
 #include "cuda/compile/program.hpp"
 #include "cuda/kernels/quantize/params.cuh"
+#include "operations/quantize/shape.hpp"
 
 namespace tessella::cuda {
 

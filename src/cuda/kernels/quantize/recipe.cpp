@@ -3,8 +3,9 @@
 #include <algorithm>
 
 #include "core/message.hpp"
-#include "core/quantize_rows.hpp"
 #include "cuda/kernels/quantize/config.hpp"
+#include "operations/quantize/arguments.hpp"
+#include "operations/quantize/quantize_rows.hpp"
 #include "portable/hadamard.hpp"
 
 namespace tessella::cuda {
