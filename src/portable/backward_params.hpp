@@ -21,20 +21,6 @@ struct BackwardSm80Config {
   bool operator==(const BackwardSm80Config&) const = default;
 };
 
-template <class Visit>
-constexpr void fields(const BackwardSm80Config& c, const Visit& visit) {
-  visit("score", c.score);
-  visit("head_dim_qk", c.head_dim_qk);
-  visit("head_dim_v", c.head_dim_v);
-  visit("tile_q", c.tile_q);
-  visit("tile_kv", c.tile_kv);
-  visit("num_warps", c.num_warps);
-  visit("stages", c.stages);
-  visit("vector_loads", c.vector_loads);
-  visit("in_order", c.in_order);
-  visit("slope_tile_q", c.slope_tile_q);
-}
-
 // The data of a query that later steps read. Idle rows, which belong to no query or see no key, have no keys. They are
 // 0, 0, 0, 0, but that a sink leaves a query its LSE and -d_lse.
 struct alignas(16) BackwardRow {

@@ -53,13 +53,6 @@ struct Elements {
   bool operator==(const Elements&) const = default;
 };
 
-template <class Visit>
-constexpr void fields(const Elements& e, const Visit& visit) {
-  visit("q", e.q);
-  visit("kv", e.kv);
-  visit("p", e.p);
-}
-
 // Whether q, k, v and probabilities have one type.
 constexpr bool are_one(const Elements& e) { return e.q == e.kv && e.q == e.p; }
 

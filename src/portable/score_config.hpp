@@ -37,26 +37,6 @@ struct ScoreConfig {
   bool operator==(const ScoreConfig&) const = default;
 };
 
-// visit(name, value) for every member in order, here and for each kernel's config. Host code writes configs by it
-// (cuda/compile/expression.hpp), which does not compile where a member is missing.
-template <class Visit>
-constexpr void fields(const ScoreConfig& c, const Visit& visit) {
-  visit("elements", c.elements);
-  visit("mask", c.mask);
-  visit("documents", c.documents);
-  visit("dense_mask", c.dense_mask);
-  visit("block_map", c.block_map);
-  visit("draft_mask", c.draft_mask);
-  visit("mask_mod", c.mask_mod);
-  visit("softcap", c.softcap);
-  visit("alibi", c.alibi);
-  visit("bias", c.bias);
-  visit("bias_is_f32", c.bias_is_f32);
-  visit("score_mod", c.score_mod);
-  visit("dropout", c.dropout);
-  visit("batch_invariant", c.batch_invariant);
-}
-
 // Its element masks and nothing else.
 constexpr ScoreConfig masks_of(const ScoreConfig& c) {
   return {.documents = c.documents,

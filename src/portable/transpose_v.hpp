@@ -15,12 +15,6 @@ struct TransposeVConfig {
   bool operator==(const TransposeVConfig&) const = default;
 };
 
-template <class Visit>
-constexpr void fields(const TransposeVConfig& c, const Visit& visit) {
-  visit("head_dim_v", c.head_dim_v);
-  visit("paged", c.paged);
-}
-
 struct TransposeVParams {
   ForwardParams forward;  // of which v, its tables and lengths count
   uint8_t* to;            // (batch or 1, heads_kv, head_dim_v, keys)

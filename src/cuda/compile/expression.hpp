@@ -3,33 +3,17 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "core/message.hpp"
-#include "operations/attention/shape.hpp"
+#include "cuda/compile/members.hpp"
 #include "portable/element.hpp"
 #include "portable/score_config.hpp"
 
 namespace tessella::cuda {
 
-// Converts to any member's type.
-struct AnyMember {
-  template <class T>
-  operator T() const;  // NOLINT(google-explicit-constructor)
-};
-template <class Config, class... Members>
-consteval int num_members() {
-  if constexpr (requires { Config{Members{}..., AnyMember{}}; }) {
-    return num_members<Config, Members..., AnyMember>();
-  } else {
-    return sizeof...(Members);
-  }
-}
-template <class Config>
-consteval int num_fields() {
-  int count = 0;
-  fields(Config{}, [&](const char*, const auto&) { ++count; });
-  return count;
-}
+static_assert(type_name<portable::Elements>() == "Elements" && member_name<portable::Elements, 1>() == "kv",
+              "this compiler spells names as others do");
 
 inline std::string written(bool value) { return value ? "true" : "false"; }
 inline std::string written(int32_t value) { return std::to_string(value); }
@@ -46,9 +30,8 @@ inline std::string written(portable::KeyScales value) {
 // "{.tile_q = 128, .paged = false}"
 template <class Config>
 std::string written(const Config& config) {
-  static_assert(num_fields<Config>() == num_members<Config>(), "fields() visits every member");
   std::string all;
-  fields(config, [&](const char* name, const auto& value) {
+  visit_members(config, [&](std::string_view name, const auto& value) {
     all += core::message(all.empty() ? "{." : ", .", name, " = ", written(value));
   });
   return all + "}";
@@ -56,8 +39,9 @@ std::string written(const Config& config) {
 
 // "tessella::device::forward_sm80<tessella::portable::ForwardSm80Config{.score = {...}, .tile_q = 128}>"
 template <class Config>
-std::string expression(const char* kernel, const char* config_type, const Config& config) {
-  return core::message("tessella::device::", kernel, "<tessella::portable::", config_type, written(config), ">");
+std::string expression(const char* kernel, const Config& config) {
+  return core::message("tessella::device::", kernel, "<tessella::portable::", type_name<Config>(), written(config),
+                       ">");
 }
 
 }  // namespace tessella::cuda

@@ -27,7 +27,7 @@ AppendConfig append_config(const core::AppendShape& shape) {
 }
 
 Program append_program(const AppendConfig& config) {
-  return {.header = "cuda/kernels/append/append.cuh", .expression = expression("append", "AppendConfig", config)};
+  return {.header = "cuda/kernels/append/append.cuh", .expression = expression("append", config)};
 }
 
 }  // namespace tessella::cuda

@@ -21,17 +21,6 @@ struct AppendConfig {
   bool operator==(const AppendConfig&) const = default;
 };
 
-template <class Visit>
-constexpr void fields(const AppendConfig& c, const Visit& visit) {
-  visit("element", c.element);
-  visit("cache", c.cache);
-  visit("computes_scales", c.computes_scales);
-  visit("vectors", c.vectors);
-  visit("rotates", c.rotates);
-  visit("interleaved", c.interleaved);
-  visit("angles_are_f32", c.angles_are_f32);
-}
-
 // Elements of a row that a thread moves at once.
 constexpr int32_t row_piece(const AppendConfig& c) { return c.vectors ? 16 / size_bytes(c.element) : 1; }
 // Elements of a piece that goes into a cache. Two elements of 4 bits form one byte, so one thread must hold both.

@@ -101,7 +101,7 @@ BackwardSm80Config backward_sm80_config(const core::AttentionShape& p, const Dev
 Program backward_program(const char* file, const char* kernel, const BackwardSm80Config& config,
                          const std::string& user_source) {
   return {.header = core::message("cuda/kernels/", file),
-          .expression = expression(kernel, "BackwardSm80Config", config),
+          .expression = expression(kernel, config),
           .user_source = user_source};
 }
 

@@ -14,14 +14,6 @@ struct BackwardSm90Config {
   bool operator==(const BackwardSm90Config&) const = default;
 };
 
-template <class Visit>
-constexpr void fields(const BackwardSm90Config& c, const Visit& visit) {
-  visit("score", c.score);
-  visit("head_dim_qk", c.head_dim_qk);
-  visit("head_dim_v", c.head_dim_v);
-  visit("apart", c.apart);
-}
-
 inline constexpr int32_t kBackwardTileQ = 64;
 constexpr int32_t backward_tile_kv(const BackwardSm90Config& c) { return c.apart ? 64 : 128; }
 inline constexpr int32_t kBackwardDqTileQ = 2 * kBackwardTileQ;  // of the kernel of dQ

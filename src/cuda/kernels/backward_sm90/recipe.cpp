@@ -59,7 +59,7 @@ std::string ineligible(const AttentionShape& p, const BackwardSm90Config& c, con
 
 Program program(const char* file, const char* kernel, const BackwardSm90Config& c, const std::string& user) {
   return {.header = message("cuda/kernels/backward_sm90/", file),
-          .expression = expression(kernel, "BackwardSm90Config", c),
+          .expression = expression(kernel, c),
           .user_source = user,
           .arch_specific = true};
 }

@@ -31,7 +31,7 @@ int64_t bytes_of_map(const TileMap& map, const core::AttentionShape& p) {
 Step pass(const char* kernel, const ClassifyConfig& config, const ForwardTiles& tiles, const std::string& user_source,
           ForwardParamsOf params) {
   return {.program = {.header = "cuda/kernels/classify/classify.cuh",
-                      .expression = expression(kernel, "ClassifyConfig", config),
+                      .expression = expression(kernel, config),
                       .user_source = user_source},
           .threads = config.has_map ? 32u : portable::kClassifyWarps * 32u,
           .shared_bytes = portable::kClassifyBytes,

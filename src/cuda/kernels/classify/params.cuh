@@ -22,14 +22,6 @@ struct ClassifyConfig {
   bool operator==(const ClassifyConfig&) const = default;
 };
 
-template <class Visit>
-constexpr void fields(const ClassifyConfig& c, const Visit& visit) {
-  visit("masks", c.masks);
-  visit("tile_q", c.tile_q);
-  visit("tile_kv", c.tile_kv);
-  visit("has_map", c.has_map);
-}
-
 // It knows the tiles' sizes and the masks, but no element type and no head dim, so that one program serves many
 // kernels.
 constexpr ClassifyConfig classify_config(const ScoreConfig& score, int32_t tile_q, int32_t tile_kv) {

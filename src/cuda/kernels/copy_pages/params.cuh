@@ -17,11 +17,6 @@ struct CopyPagesConfig {
   bool operator==(const CopyPagesConfig&) const = default;
 };
 
-template <class Visit>
-constexpr void fields(const CopyPagesConfig& c, const Visit& visit) {
-  visit("piece_bytes", c.piece_bytes);
-}
-
 // A page: outer * inner runs of `run` pieces. Strides in pieces.
 struct PoolParams {
   void* data;

@@ -31,31 +31,31 @@ portable::PoolParams pool_params(const CopyPagesArguments::Pool& pool, int64_t p
 
 // Pools [first, last) of the call.
 Step copy_pages_step(const CopyPagesConfig& config, int64_t first, int64_t last, bool is_dependent) {
-  return {.program = {.header = "cuda/kernels/copy_pages/copy_pages.cuh",
-                      .expression = expression("copy_pages", "CopyPagesConfig", config)},
-          .threads = portable::kCopyPagesThreads,
-          .blocks_per_sm = portable::kCopyPagesBlocksPerSm,
-          .is_dependent = is_dependent,
-          .launch = [=](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
-                        const core::Workspace&) -> std::optional<Launch> {
-            const CopyPagesArguments& a = core::copy_pages(call);
-            CopyPagesParams params{};
-            int64_t pieces = 0;  // of the largest page
-            for (int64_t i = first; i < last; ++i) {
-              params.pools[i - first] = pool_params(a.given[static_cast<size_t>(i)], config.piece_bytes);
-              pieces = std::max(pieces, params.pools[i - first].pieces);
-            }
-            constexpr int64_t kPortion = portable::kCopyPagesThreads * portable::kCopyPagesPieces;
-            params.pairs = {a.pairs.data, a.pairs.batch_stride, a.pairs.stride};
-            params.num_pools = static_cast<int32_t>(last - first);
-            params.num_pairs = static_cast<int32_t>(a.num_pairs);
-            params.num_pages = static_cast<int32_t>(a.num_pages);
-            params.portions = static_cast<int32_t>((pieces + kPortion - 1) / kPortion);
-            params.num_tasks = (last - first) * a.num_pairs * params.portions;
-            if (params.num_tasks == 0) return std::nullopt;
-            const int64_t blocks = std::min(at_once.blocks, params.num_tasks);
-            return Launch{{static_cast<unsigned>(blocks), 1, 1}, Parameters(params)};
-          }};
+  return {
+      .program = {.header = "cuda/kernels/copy_pages/copy_pages.cuh", .expression = expression("copy_pages", config)},
+      .threads = portable::kCopyPagesThreads,
+      .blocks_per_sm = portable::kCopyPagesBlocksPerSm,
+      .is_dependent = is_dependent,
+      .launch = [=](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
+                    const core::Workspace&) -> std::optional<Launch> {
+        const CopyPagesArguments& a = core::copy_pages(call);
+        CopyPagesParams params{};
+        int64_t pieces = 0;  // of the largest page
+        for (int64_t i = first; i < last; ++i) {
+          params.pools[i - first] = pool_params(a.given[static_cast<size_t>(i)], config.piece_bytes);
+          pieces = std::max(pieces, params.pools[i - first].pieces);
+        }
+        constexpr int64_t kPortion = portable::kCopyPagesThreads * portable::kCopyPagesPieces;
+        params.pairs = {a.pairs.data, a.pairs.batch_stride, a.pairs.stride};
+        params.num_pools = static_cast<int32_t>(last - first);
+        params.num_pairs = static_cast<int32_t>(a.num_pairs);
+        params.num_pages = static_cast<int32_t>(a.num_pages);
+        params.portions = static_cast<int32_t>((pieces + kPortion - 1) / kPortion);
+        params.num_tasks = (last - first) * a.num_pairs * params.portions;
+        if (params.num_tasks == 0) return std::nullopt;
+        const int64_t blocks = std::min(at_once.blocks, params.num_tasks);
+        return Launch{{static_cast<unsigned>(blocks), 1, 1}, Parameters(params)};
+      }};
 }
 
 }  // namespace

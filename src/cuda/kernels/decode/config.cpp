@@ -108,7 +108,7 @@ DecodeConfig decode_config(const AttentionShape& p, const DeviceInfo& device, bo
 }
 
 Program decode_program(const DecodeConfig& config) {
-  return {.header = "cuda/kernels/decode/decode.cuh", .expression = expression("decode", "DecodeConfig", config)};
+  return {.header = "cuda/kernels/decode/decode.cuh", .expression = expression("decode", config)};
 }
 Program decode_schedule_program() {
   return {.header = "cuda/kernels/decode/decode_schedule.cuh", .expression = "tessella::device::decode_schedule"};

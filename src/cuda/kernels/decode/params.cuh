@@ -31,19 +31,6 @@ struct DecodeConfig {
   bool operator==(const DecodeConfig&) const = default;
 };
 
-template <class Visit>
-constexpr void fields(const DecodeConfig& c, const Visit& visit) {
-  visit("score", c.score);
-  visit("head_dim_qk", c.head_dim_qk);
-  visit("head_dim_v", c.head_dim_v);
-  visit("rows", c.rows);
-  visit("num_warps", c.num_warps);
-  visit("warps_alone", c.warps_alone);
-  visit("depth", c.depth);
-  visit("v_in_k", c.v_in_k);
-  visit("unified_max", c.unified_max);
-}
-
 // k and v of 8 or 4 bits, which have scales.
 constexpr bool is_quantized(const DecodeConfig& c) { return bits_of(c.score.elements.kv) < 16; }
 

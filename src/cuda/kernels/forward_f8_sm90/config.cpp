@@ -46,14 +46,13 @@ ForwardSm90Config forward_f8_sm90_config(const AttentionShape& p) {
 
 Program forward_f8_sm90_program(const ForwardSm90Config& config, const std::string& user_source) {
   return {.header = "cuda/kernels/forward_f8_sm90/forward_f8_sm90.cuh",
-          .expression = expression("forward_f8_sm90", "ForwardSm90Config", config),
+          .expression = expression("forward_f8_sm90", config),
           .user_source = user_source,
           .arch_specific = true};
 }
 
 Program transpose_v_program(const portable::TransposeVConfig& config) {
-  return {.header = "cuda/kernels/forward_f8_sm90/transpose_v.cuh",
-          .expression = expression("transpose_v", "TransposeVConfig", config)};
+  return {.header = "cuda/kernels/forward_f8_sm90/transpose_v.cuh", .expression = expression("transpose_v", config)};
 }
 
 }  // namespace tessella::cuda

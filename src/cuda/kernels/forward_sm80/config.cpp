@@ -129,7 +129,7 @@ std::optional<ForwardSm80Config> for_small_source(const ForwardSm80Config& confi
 
 Program forward_sm80_program(const ForwardSm80Config& config, const std::string& user_source) {
   return {.header = "cuda/kernels/forward_sm80/forward_sm80.cuh",
-          .expression = expression("forward_sm80", "ForwardSm80Config", config),
+          .expression = expression("forward_sm80", config),
           .user_source = user_source};
 }
 

@@ -18,19 +18,6 @@ struct ForwardSm80Config {
   bool operator==(const ForwardSm80Config&) const = default;
 };
 
-template <class Visit>
-constexpr void fields(const ForwardSm80Config& c, const Visit& visit) {
-  visit("score", c.score);
-  visit("head_dim_qk", c.head_dim_qk);
-  visit("head_dim_v", c.head_dim_v);
-  visit("tile_q", c.tile_q);
-  visit("tile_kv", c.tile_kv);
-  visit("num_warps", c.num_warps);
-  visit("blocks_per_sm", c.blocks_per_sm);
-  visit("vector_loads", c.vector_loads);
-  visit("paged", c.paged);
-}
-
 // Shared memory: tiles of q, k and v; begin and end of each row's keys; of a tile what each warp and what each lane
 // sees; what the block works on.
 template <class Config>

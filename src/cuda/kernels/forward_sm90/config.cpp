@@ -114,7 +114,7 @@ ForwardSm90Config forward_sm90_config(const AttentionShape& p) {
 
 Program forward_sm90_program(const ForwardSm90Config& config, const std::string& user_source) {
   return {.header = "cuda/kernels/forward_sm90/forward_sm90.cuh",
-          .expression = expression("forward_sm90", "ForwardSm90Config", config),
+          .expression = expression("forward_sm90", config),
           .user_source = user_source,
           .arch_specific = true};
 }

@@ -18,17 +18,6 @@ struct ForwardSm90Config {
   bool operator==(const ForwardSm90Config&) const = default;
 };
 
-template <class Visit>
-constexpr void fields(const ForwardSm90Config& c, const Visit& visit) {
-  visit("score", c.score);
-  visit("head_dim_qk", c.head_dim_qk);
-  visit("head_dim_v", c.head_dim_v);
-  visit("tile_q", c.tile_q);
-  visit("tile_kv", c.tile_kv);
-  visit("paged", c.paged);
-  visit("scales", c.scales);
-}
-
 struct ForwardSm90Params {
   // (head_dim, row, head, batch); boxes of box_columns() and of 64 rows of q, box_kv of k and v, 16 of out, whose map
   // holds something only if out has 16 bits and rows that the engine can write (out_vector_store). v of 8 bits is

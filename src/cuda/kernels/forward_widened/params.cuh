@@ -18,21 +18,12 @@ struct WidenConfig {
   Element into = Element::bf16;
   bool operator==(const WidenConfig&) const = default;
 };
-template <class Visit>
-constexpr void fields(const WidenConfig& c, const Visit& visit) {
-  visit("from", c.from);
-  visit("into", c.into);
-}
 
 // Out from a result in f32, and amax.
 struct NarrowConfig {
   Element out = Element::e4m3;  // f32: the result is out already, and amax alone is written
   bool operator==(const NarrowConfig&) const = default;
 };
-template <class Visit>
-constexpr void fields(const NarrowConfig& c, const Visit& visit) {
-  visit("out", c.out);
-}
 
 // Rows of q and out, or of k and v: which sequence they are of, and where their factors lie.
 struct WidenRows {

@@ -230,16 +230,16 @@ Recipe forward_widened_recipe(const core::Shape& shape, const DeviceInfo& device
   if (around.widens_kv || has_amax(p)) {
     const WidenConfig config{.from = around.widens_kv ? core::element(copied) : portable::Element::e4m3,
                              .into = around.widens_kv ? into : portable::Element::bf16};
-    recipe.steps.push_back(step_of(
-        {.header = "cuda/kernels/forward_widened/widen.cuh", .expression = expression("widen", "WidenConfig", config)},
-        at, widen_launch));
+    recipe.steps.push_back(
+        step_of({.header = "cuda/kernels/forward_widened/widen.cuh", .expression = expression("widen", config)}, at,
+                widen_launch));
   }
   for (Step& step : inner.recipe.steps) recipe.steps.push_back(wrapped(std::move(step), inner.bounds, at));
   if (around.narrows || has_amax(p)) {
     const NarrowConfig config{.out = core::element(p.out_dtype())};
-    recipe.steps.push_back(step_of({.header = "cuda/kernels/forward_widened/widen.cuh",
-                                    .expression = expression("narrow", "NarrowConfig", config)},
-                                   at, narrow_launch));
+    recipe.steps.push_back(
+        step_of({.header = "cuda/kernels/forward_widened/widen.cuh", .expression = expression("narrow", config)}, at,
+                narrow_launch));
   }
   return recipe;
 }

@@ -23,7 +23,7 @@ portable::LadderConfig ladder_config(const core::AttentionShape& p, const Device
 Program ladder_program(const char* file, const char* kernel, const portable::LadderConfig& config,
                        const std::string& user_source) {
   return {.header = core::message("cuda/kernels/ladder/", file),
-          .expression = expression(kernel, "LadderConfig", config),
+          .expression = expression(kernel, config),
           .user_source = user_source};
 }
 

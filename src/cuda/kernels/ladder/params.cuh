@@ -20,18 +20,6 @@ struct LadderConfig {
   bool operator==(const LadderConfig&) const = default;
 };
 
-template <class Visit>
-constexpr void fields(const LadderConfig& c, const Visit& visit) {
-  visit("score", c.score);
-  visit("head_dim_qk", c.head_dim_qk);
-  visit("head_dim_v", c.head_dim_v);
-  visit("tile_q", c.tile_q);
-  visit("tile_kv", c.tile_kv);
-  visit("num_warps", c.num_warps);
-  visit("vector_loads", c.vector_loads);
-  visit("paged", c.paged);
-}
-
 // Shared memory holds tiles of q, k and v.
 constexpr int32_t shared_bytes(const LadderConfig& c) { return tile_bytes(c); }
 

@@ -24,7 +24,7 @@ MergeConfig merge_config(const core::MergeShape& shape, bool continues, bool is_
 }
 
 Program merge_program(const MergeConfig& config) {
-  return {.header = "cuda/kernels/merge/merge.cuh", .expression = expression("merge", "MergeConfig", config)};
+  return {.header = "cuda/kernels/merge/merge.cuh", .expression = expression("merge", config)};
 }
 
 }  // namespace tessella::cuda

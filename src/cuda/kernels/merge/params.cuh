@@ -19,14 +19,6 @@ struct MergeConfig {
   bool operator==(const MergeConfig&) const = default;
 };
 
-template <class Visit>
-constexpr void fields(const MergeConfig& c, const Visit& visit) {
-  visit("element", c.element);
-  visit("out", c.out);
-  visit("vectors", c.vectors);
-  visit("continues", c.continues);
-}
-
 // Elements of a row that a thread moves at once.
 constexpr int32_t piece(const MergeConfig& c) { return c.vectors ? 16 / size_bytes(c.element) : 1; }
 

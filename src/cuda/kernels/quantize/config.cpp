@@ -38,7 +38,7 @@ QuantizeConfig quantize_config(const core::QuantizeShape& shape) {
 Program quantize_program(const char* kernel, const QuantizeConfig& config) {
   const bool is_dequantize = std::string_view(kernel).starts_with("dequantize");
   return {.header = is_dequantize ? "cuda/kernels/quantize/dequantize.cuh" : "cuda/kernels/quantize/quantize.cuh",
-          .expression = expression(kernel, "QuantizeConfig", config)};
+          .expression = expression(kernel, config)};
 }
 
 }  // namespace tessella::cuda

@@ -24,21 +24,6 @@ struct QuantizeConfig {
   bool operator==(const QuantizeConfig&) const = default;
 };
 
-template <class Visit>
-constexpr void fields(const QuantizeConfig& c, const Visit& visit) {
-  visit("element", c.element);
-  visit("quantized", c.quantized);
-  visit("columns", c.columns);
-  visit("vectors", c.vectors);
-  visit("rotates", c.rotates);
-  visit("interleaved", c.interleaved);
-  visit("angles_are_f32", c.angles_are_f32);
-  visit("has_mean", c.has_mean);
-  visit("hadamard", c.hadamard);
-  visit("shifts", c.shifts);
-  visit("own_scales", c.own_scales);
-}
-
 inline constexpr int32_t kMostQuantizedColumns = 1024;
 
 // Neighbouring columns of a row that a lane has, in registers; the lanes of a row. Of 16 bits 16 columns are two loads
