@@ -1,11 +1,16 @@
-// Reading, running and checking a call, written once over the traits struct of its operation (core/operation_of.hpp),
-// which for these functions also has
-//   Args, Options, kArgs, kOptions      the user's structs and their defaults
+// Reading, running and checking a call, written once over the traits struct of its operation. Beside what
+// core/operation_of.hpp asks for it has
+//   Args, Options, kArgs, kOptions         the user's structs and their defaults
 //   kOperation
-//   read(args, options, Reading)        the user's structs -> Arguments
-//   validate(arguments, function), validate_sizes(shape, function), bounds(shape, options)
+//   read(args, options, Reading)           Arguments, with shapes, dtypes, strides and devices checked
+//   validate(arguments, function)          checks values; tables on a GPU are not read
+//   validate_sizes(shape, function)        also of a plan's bounds, whose arithmetic must not overflow
+//   bounds(shape, options)                 the shape of a call with the bounds of the options where larger
 // and, where there is something to say:
-//   validate_tables(arguments, function), validate_checkable(arguments)
+//   validate_tables(arguments, function)   checks the values of tables that are on the host
+//   validate_checkable(arguments)          whether the call wrote over what a check would read
+// They throw Error(invalid_argument or unsupported) naming the function, the argument, what it is and what was
+// expected.
 #pragma once
 
 #include "api/backends.hpp"

@@ -328,6 +328,13 @@ UserArray TensorReader::array(const char* name, const tessella_tensor& tensor) {
   return array;
 }
 
+void TensorReader::together(const char* name, const tessella_tensor* tensor, const char* beside,
+                            const tessella_tensor* other) const {
+  if ((tensor == nullptr) == (other == nullptr)) return;
+  invalid(message(function_, ": ", tensor == nullptr ? name : beside, " is NULL, expected it beside ",
+                  tensor == nullptr ? beside : name));
+}
+
 void TensorReader::writable(const char* name, const tessella_tensor* tensor) const {
   if (tensor == nullptr || reading_.memory != Memory::written || (tensor->flags & TESSELLA_READ_ONLY) == 0) return;
   invalid(message(function_, ": ", name, " is read-only, expected memory that may be written"));

@@ -78,6 +78,10 @@ class TensorReader {
   // (n) i32, dense.
   Bytes schedule(const tessella_tensor& tensor, bool has_memory);
 
+  // Throws if one of two is given alone.
+  void together(const char* name, const tessella_tensor* tensor, const char* beside,
+                const tessella_tensor* other) const;
+
   // Throws if the call is to write a tensor that is read-only. Null: it is absent.
   void writable(const char* name, const tessella_tensor* tensor) const;
 

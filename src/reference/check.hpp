@@ -4,11 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "operations/append/arguments.hpp"
 #include "operations/attention/arguments.hpp"
-#include "operations/copy_pages/arguments.hpp"
-#include "operations/merge/arguments.hpp"
-#include "operations/quantize/arguments.hpp"
 #include "reference/compare.hpp"
 
 namespace tessella::reference {

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "cases/append_call.hpp"
+#include "cases/backward_call.hpp"
+#include "cases/backward_features.hpp"
 #include "cases/call.hpp"
 #include "cases/gpu_kernels.hpp"
 #include "cases/tagged.hpp"
@@ -235,6 +237,26 @@ TEST_F(GpuApi, ChecksQuantizedCaches) {
       }
       EXPECT_EQ(call.check_on_gpu().passed, 0);
     }
+  }
+}
+
+TEST_F(GpuApi, GradientsAreChecked) {
+  Case c = with_feature("dtype=f32 batch=2 heads_q=2 seqlen_q=9 seqlen_kv=13 seed=3", "bias=bhqk sink=1");
+  c.gradients = "qkvbs";
+  BackwardCall call(c);
+  ASSERT_EQ(call.run(), TESSELLA_OK) << tessella_last_error();  // on the CPU
+  const auto passes = [&] {
+    GpuTwin twin(call.blocks(), false);
+    const tessella_backward_args args = twin.args(call.args(), true);
+    const tessella_call tagged{sizeof tagged, TESSELLA_BACKWARD, &args, &call.options()};
+    tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
+    EXPECT_EQ(tessella_check(&tagged, 0, 1, &report), TESSELLA_OK) << tessella_last_error();
+    return report.passed != 0;
+  };
+  EXPECT_TRUE(passes());
+  for (const char* gradient : {"d_sink", "d_bias", "dv"}) {
+    call.set_values(gradient, 7);
+    EXPECT_FALSE(passes()) << gradient;
   }
 }
 

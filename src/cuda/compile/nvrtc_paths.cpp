@@ -8,7 +8,6 @@
 #include <initializer_list>
 
 #include "core/environment.hpp"
-#include "operations/attention/shape.hpp"
 
 namespace tessella::cuda {
 namespace {

@@ -44,16 +44,10 @@ class AppendReader {
     if (args_.k_new == nullptr && args_.v_new == nullptr) {
       invalid(message(function_, ": k_new and v_new are NULL, expected one of them or both"));
     }
-    const auto together = [&](const char* name, const tessella_tensor* tensor, const char* beside,
-                              const tessella_tensor* other) {
-      if ((tensor == nullptr) == (other == nullptr)) return;
-      invalid(message(function_, ": ", tensor == nullptr ? name : beside, " is NULL, expected it beside ",
-                      tensor == nullptr ? beside : name));
-    };
-    together("k_new", args_.k_new, "k", args_.k);
-    together("v_new", args_.v_new, "v", args_.v);
-    together("rotary_cos", args_.rotary_cos, "rotary_sin", args_.rotary_sin);
-    together("q", args_.q, "q_out", args_.q_out);
+    reader_.together("k_new", args_.k_new, "k", args_.k);
+    reader_.together("v_new", args_.v_new, "v", args_.v);
+    reader_.together("rotary_cos", args_.rotary_cos, "rotary_sin", args_.rotary_sin);
+    reader_.together("q", args_.q, "q_out", args_.q_out);
     for (const auto& [name, scale, beside, cache] :
          {std::tuple{"k_scale", args_.k_scale, "k", args_.k}, std::tuple{"v_scale", args_.v_scale, "v", args_.v}}) {
       if (scale != nullptr && cache == nullptr) {

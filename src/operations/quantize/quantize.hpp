@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 
 #include "core/kernel.hpp"
@@ -24,15 +23,9 @@ struct Quantize {
   static constexpr const char* kIsOn = "x is on ";
 
   static std::string ineligible(const Kernel& kernel, const Shape& shape);
-
-  // Shapes, dtypes, strides and devices are checked here, values in validate().
   static Arguments read(const Args& args, const Options& options, const Reading& reading);
-  // Tables on a GPU are not read. Throws Error(invalid_argument or unsupported) naming `function`, the argument, what
-  // it is and what was expected.
   static void validate(const Arguments& arguments, const char* function);
-  // Checks the values of tables that are on the host.
   static void validate_tables(const Arguments& arguments, const char* function);
-  // Checks sizes, also those of a plan's bounds: their arithmetic must not overflow.
   static void validate_sizes(const Shape& shape, const char* function);
   static Shape bounds(const Shape& shape, const Options& options) { return grown(shape, options.max_seqlen); }
   // The shape with this bound where larger.

@@ -50,14 +50,8 @@ class QuantizeReader {
   const char* elements_name() const { return is_quantize_ ? "out" : "x"; }
 
   void presence() const {
-    const auto together = [&](const char* name, const tessella_tensor* tensor, const char* beside,
-                              const tessella_tensor* other) {
-      if ((tensor == nullptr) == (other == nullptr)) return;
-      invalid(message(function_, ": ", tensor == nullptr ? name : beside, " is NULL, expected it beside ",
-                      tensor == nullptr ? beside : name));
-    };
-    together("rotary_cos", args_.rotary_cos, "rotary_sin", args_.rotary_sin);
-    together("k_mean", args_.k_mean, "lse_shift", args_.lse_shift);
+    reader_.together("rotary_cos", args_.rotary_cos, "rotary_sin", args_.rotary_sin);
+    reader_.together("k_mean", args_.k_mean, "lse_shift", args_.lse_shift);
     if (args_.rotary_offsets != nullptr && args_.rotary_cos == nullptr) {
       invalid(message(function_, ": rotary_offsets is given, expected it beside rotary_cos and rotary_sin"));
     }
