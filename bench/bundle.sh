@@ -8,7 +8,7 @@ set -euo pipefail
 build=$1 folder=$2 wanted=" ${*:3} " source=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "$folder"
 
-library=$(find "$build" -name 'libtessella.so.*.*' -type f | head -1)
+library=$(find "$build" -name libtessella.so -exec readlink -f {} + | head -1)
 soname=$(objdump -p "$library" | awk '$1 == "SONAME" {print $2}')
 install -m 755 -s "$library" "$folder/$soname"
 ln -sf "$soname" "$folder/libtessella.so"

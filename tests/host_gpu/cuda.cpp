@@ -1,10 +1,12 @@
-// A CUDA driver without a GPU, for tests of the API layer on machines that have none: its device memory is host memory,
-// streams run at once, and it loads and launches nothing. Built as libcuda.so.1 in a folder of its own, which
-// LD_LIBRARY_PATH names.
+// A CUDA driver without a GPU, for tests of the API layer on machines that have none: its device memory is host memory
+// that the host may not touch, streams run at once, and it loads and launches nothing. Built as libcuda.so.1 in a
+// folder of its own, which LD_LIBRARY_PATH names.
 #include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -15,21 +17,29 @@ namespace {
 constexpr int kInvalidValue = 1, kNotFound = 500, kNotSupported = 801;
 using Address = unsigned long long;
 
+// Device memory, mapped twice: at its address, where every access faults, and where the driver finds it.
+struct Block {
+  size_t bytes;
+  std::byte* twin;
+};
+
 std::mutex g_mutex;
-std::map<Address, size_t>& blocks() {
-  static auto& all = *new std::map<Address, size_t>;
+std::map<Address, Block>& blocks() {
+  static auto& all = *new std::map<Address, Block>;
   return all;
 }
 thread_local void* t_context = nullptr;
 int g_context;  // its address is the primary context
 
-bool is_ours(Address address) {
+// Where the driver finds what is at the address; null: it is not ours.
+void* pointer(Address address) {
   const std::lock_guard lock(g_mutex);
-  auto after = blocks().upper_bound(address);
-  return after != blocks().begin() && address < std::prev(after)->first + std::prev(after)->second;
+  const auto after = blocks().upper_bound(address);
+  if (after == blocks().begin()) return nullptr;
+  const auto& [begin, block] = *std::prev(after);
+  return address < begin + block.bytes ? block.twin + (address - begin) : nullptr;
 }
-
-void* pointer(Address address) { return reinterpret_cast<void*>(address); }
+bool is_ours(Address address) { return pointer(address) != nullptr; }
 
 int not_supported() { return kNotSupported; }
 
@@ -70,16 +80,24 @@ FAKE cuPointerGetAttributes(unsigned count, int* attributes, void** values, Addr
 FAKE cuMemGetInfo_v2(size_t* free_bytes, size_t* total) { return *free_bytes = *total = size_t{1} << 33, 0; }
 FAKE cuMemAlloc_v2(Address* address, size_t bytes) {
   constexpr int kOutOfMemory = 2;
-  void* data = bytes > size_t{1} << 36 ? nullptr : std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  if (data == nullptr) return kOutOfMemory;
+  if (bytes == 0 || bytes > size_t{1} << 36) return kOutOfMemory;
+  const int file = memfd_create("device memory", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) return kOutOfMemory;
+  void* device = mmap(nullptr, bytes, PROT_NONE, MAP_SHARED, file, 0);
+  void* twin = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  close(file);
+  if (device == MAP_FAILED || twin == MAP_FAILED) return kOutOfMemory;
   const std::lock_guard lock(g_mutex);
-  blocks()[*address = reinterpret_cast<Address>(data)] = bytes;
+  blocks()[*address = reinterpret_cast<Address>(device)] = {bytes, static_cast<std::byte*>(twin)};
   return 0;
 }
 FAKE cuMemFree_v2(Address address) {
   const std::lock_guard lock(g_mutex);
-  if (blocks().erase(address) == 0) return kInvalidValue;
-  std::free(pointer(address));
+  const auto found = blocks().find(address);
+  if (found == blocks().end()) return kInvalidValue;
+  munmap(found->second.twin, found->second.bytes);
+  munmap(reinterpret_cast<void*>(address), found->second.bytes);
+  blocks().erase(found);
   return 0;
 }
 FAKE cuMemAllocAsync(Address* address, size_t bytes, void*) { return cuMemAlloc_v2(address, bytes); }
