@@ -2,8 +2,9 @@
 // later.
 #pragma once
 
+#include "cuda/device/ptx/dependent.cuh"
 #include "cuda/device/tile/widened.cuh"
-#include "cuda/kernels/quantize/quantize.cuh"
+#include "cuda/kernels/quantize/transposed_tile.cuh"
 
 namespace tessella::device {
 
@@ -80,17 +81,14 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
   ptx::wait_for_kernel_before();
   ptx::let_kernel_behind_start();
   constexpr int N = RowLane<C>::kColumns;
-  constexpr int32_t kRows = portable::tile_rows(C), kPitch = portable::tile_pitch(C);
-  constexpr int32_t kAtOnce = portable::kQuantizeThreads / RowLane<C>::kLanes, kWords = kRows / 4;
+  using Tile = TransposedTile<C>;
   const RowLane<C> t(p);
   for (int64_t idx = blockIdx.x; idx < p.entries; idx += gridDim.x) {
-    const TransposedTile tile = tile_at<C>(p, idx);
-    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < C.columns * kWords; i += portable::kQuantizeThreads) {
-      const int32_t column = i / kWords, word = i % kWords;
+    const Tile tile(p, idx);
+    Tile::for_words(C.columns, [&](int32_t column, int32_t word, int32_t at) {
       uint32_t bits = 0;
       if (column < p.head_dim) {
-        const auto* from = static_cast<const uint8_t*>(p.x) + offset_of(p.x_strides, tile.batch, column, tile.head) +
-                           tile.begin + 4 * word;
+        const auto* from = static_cast<const uint8_t*>(p.x) + tile.offset(p.x_strides, column, word);
         if constexpr (C.vectors) {
           bits = *reinterpret_cast<const uint32_t*>(from);
         } else {
@@ -98,19 +96,17 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
           for (int j = 0; j < 4; ++j) bits |= uint32_t{from[j]} << 8 * j;
         }
       }
-      *reinterpret_cast<uint32_t*>(shared + column * kPitch + 4 * word) = bits;
-    }
+      *reinterpret_cast<uint32_t*>(shared + at) = bits;
+    });
     __syncthreads();
-    for (int32_t row = t.row; row < kRows; row += kAtOnce) {
-      HeadRow r;
-      if (tile.begin + row < p.tensor_rows.value) {
-        r = {portable::sequence_row(p.tables, tile.batch, tile.begin + row), tile.head};
-      }
+    for (int32_t row = t.row; row < Tile::kRows; row += Tile::kAtOnce) {
+      const HeadRow r = tile.head_row(p, row);
       const auto place = static_cast<int32_t>(portable::key_place(row));
       uint32_t words[N / 4] = {};
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        words[i / 4] |= uint32_t{static_cast<uint8_t>(shared[(t.first_column + i) * kPitch + place])} << i % 4 * 8;
+        words[i / 4] |= uint32_t{static_cast<uint8_t>(shared[(t.first_column + i) * Tile::kPitch + place])}
+                        << i % 4 * 8;
       }
       write_numbers(p, t, r, words);
     }

@@ -9,24 +9,9 @@
 #pragma once
 
 #include "cuda/device/ptx/dependent.cuh"
-#include "cuda/kernels/quantize/quantize_row.cuh"
+#include "cuda/kernels/quantize/transposed_tile.cuh"
 
 namespace tessella::device {
-
-// Calls f for every row of the call, once in each of its lanes; rounds of a warp are the same.
-template <QuantizeConfig C, class F>
-__device__ __forceinline__ void for_rows(const QuantizeParams& p, const RowLane<C>& t, F&& f) {
-  constexpr int64_t kAtOnce = portable::kQuantizeThreads / RowLane<C>::kLanes;
-  RowsInTurn rows(blockIdx.x * kAtOnce + t.row, gridDim.x * kAtOnce, p.heads);
-  for (int64_t first = blockIdx.x * kAtOnce; first < p.rows; first += gridDim.x * kAtOnce, rows.advance()) {
-    HeadRow r;
-    if (first + t.row < p.rows) {
-      const int32_t batch = p.tensor_rows.quotient(rows.row());
-      r = {portable::sequence_row(p.tables, batch, rows.row() - batch * p.tensor_rows.value), rows.head(), true};
-    }
-    f(r);
-  }
-}
 
 // A chunk of kMeanRows rows, or fewer, of a sequence. Packed, those of sequence b begin at index cu[b] / kMeanRows + b,
 // which leaves room for the last chunk of each.
@@ -223,22 +208,6 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
   }
 }
 
-// The tile of a transposed tensor that a block works on: rows [begin, begin + tile_rows()) of one head. p.entries: of
-// tiles, the number.
-struct TransposedTile {
-  int32_t batch, head, begin;
-};
-template <QuantizeConfig C>
-__device__ __forceinline__ TransposedTile tile_at(const QuantizeParams& p, int64_t idx) {
-  constexpr int32_t kRows = portable::tile_rows(C);
-  const int32_t padded =
-      (p.tensor_rows.value + portable::kTransposedRows - 1) / portable::kTransposedRows * portable::kTransposedRows;
-  const int64_t of_batch = idx / (padded / kRows);
-  const auto batch = static_cast<int32_t>(of_batch / p.heads);
-  return {batch, static_cast<int32_t>(of_batch - int64_t{batch} * p.heads),
-          static_cast<int32_t>(idx - of_batch * (padded / kRows)) * kRows};
-}
-
 // Rows into columns, through shared memory.
 template <QuantizeConfig C>
 __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_per_sm(C))
@@ -247,16 +216,12 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
   ptx::wait_for_kernel_before();
   ptx::let_kernel_behind_start();
   constexpr int N = RowLane<C>::kColumns;
-  constexpr int32_t kRows = portable::tile_rows(C), kPitch = portable::tile_pitch(C);
-  constexpr int32_t kAtOnce = portable::kQuantizeThreads / RowLane<C>::kLanes, kWords = kRows / 4;
+  using Tile = TransposedTile<C>;
   const RowLane<C> t(p);
   for (int64_t idx = blockIdx.x; idx < p.entries; idx += gridDim.x) {
-    const TransposedTile tile = tile_at<C>(p, idx);
-    for (int32_t row = t.row; row < kRows; row += kAtOnce) {
-      HeadRow r;
-      if (tile.begin + row < p.tensor_rows.value) {
-        r = {portable::sequence_row(p.tables, tile.batch, tile.begin + row), tile.head};
-      }
+    const Tile tile(p, idx);
+    for (int32_t row = t.row; row < Tile::kRows; row += Tile::kAtOnce) {
+      const HeadRow r = tile.head_row(p, row);
       if constexpr (C.shifts) write_shift(p, t, r);
       float values[N];
       load_prepared_row(p, t, r, values);
@@ -265,22 +230,20 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
       const auto place = static_cast<int32_t>(portable::key_place(row));
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        shared[(t.first_column + i) * kPitch + place] = static_cast<char>(words[i / 4] >> i % 4 * 8);
+        shared[(t.first_column + i) * Tile::kPitch + place] = static_cast<char>(words[i / 4] >> i % 4 * 8);
       }
     }
     __syncthreads();
-    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < p.head_dim * kWords; i += portable::kQuantizeThreads) {
-      const int32_t column = i / kWords, word = i % kWords;
-      const auto bits = *reinterpret_cast<const uint32_t*>(shared + column * kPitch + 4 * word);
-      auto* into = static_cast<uint8_t*>(p.out) + offset_of(p.out_strides, tile.batch, column, tile.head) + tile.begin +
-                   4 * word;
+    Tile::for_words(p.head_dim, [&](int32_t column, int32_t word, int32_t at) {
+      const auto bits = *reinterpret_cast<const uint32_t*>(shared + at);
+      auto* into = static_cast<uint8_t*>(p.out) + tile.offset(p.out_strides, column, word);
       if constexpr (C.vectors) {
         *reinterpret_cast<uint32_t*>(into) = bits;
       } else {
 #pragma unroll
         for (int j = 0; j < 4; ++j) into[j] = static_cast<uint8_t>(bits >> 8 * j);
       }
-    }
+    });
     __syncthreads();  // before the next tile's rows
   }
 }

@@ -68,6 +68,21 @@ class RowsInTurn {
   int32_t heads_, row_, head_, rows_, rest_;
 };
 
+// Calls f for every row of the call, once in each of its lanes; rounds of a warp are the same.
+template <QuantizeConfig C, class F>
+__device__ __forceinline__ void for_rows(const QuantizeParams& p, const RowLane<C>& t, F&& f) {
+  constexpr int64_t kAtOnce = portable::kQuantizeThreads / RowLane<C>::kLanes;
+  RowsInTurn rows(blockIdx.x * kAtOnce + t.row, gridDim.x * kAtOnce, p.heads);
+  for (int64_t first = blockIdx.x * kAtOnce; first < p.rows; first += gridDim.x * kAtOnce, rows.advance()) {
+    HeadRow r;
+    if (first + t.row < p.rows) {
+      const int32_t batch = p.tensor_rows.quotient(rows.row());
+      r = {portable::sequence_row(p.tables, batch, rows.row() - batch * p.tensor_rows.value), rows.head(), true};
+    }
+    f(r);
+  }
+}
+
 // The thread's columns of a row of x, rotated; zeros of a row that does not exist and behind the last column.
 template <QuantizeConfig C, int N>
 __device__ __forceinline__ void load_rotated_row(const QuantizeParams& p, const RowLane<C>& t, const HeadRow& r,
