@@ -29,7 +29,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sm90_queries_wait",
-        "backward_sm90.cuh",
+        "key_warpgroup.cuh",
         "queries.wait_full(); const QueryVisit visit = block.visit(queries);",
         "const QueryVisit visit = block.visit(queries);",
         "Turns",
@@ -37,9 +37,9 @@ MUTATIONS = [
     ),
     Mutation(
         "sm90_dq_wait",
-        "backward_sm90.cuh",
-        "sums.wait_empty(); const int thread",
-        "const int thread",
+        "panel_products.cuh",
+        "ring.wait_empty();",
+        "",
         "Turns",
         BACKWARD_SM90,
     ),
@@ -71,8 +71,8 @@ MUTATIONS = [
     ),
     Mutation(
         "sm90_idle_queries",
-        "backward_sm90.cuh",
-        "if (visit.is_there() && visit.has_idle) clear_idle_queries();",
+        "key_warpgroup.cuh",
+        "if (visit.is_there() && visit.has_idle) clear_idle();",
         "",
         "Lengths",
         BACKWARD_SM90,
@@ -95,8 +95,8 @@ MUTATIONS = [
     ),
     Mutation(
         "apart_passed_empty",
-        "backward_dkv_sm90.cuh",
-        "passed.wait_empty();",
+        "panel_products.cuh",
+        "ring.wait_empty();",
         "",
         "WideHeadDims",
         BACKWARD_SM90,
@@ -111,9 +111,9 @@ MUTATIONS = [
     ),
     Mutation(
         "apart_idle_queries",
-        "backward_dkv_sm90.cuh",
-        "visit.is_there() && visit.has_idle",
-        "false",
+        "key_warpgroup.cuh",
+        "if (visit.is_there() && visit.has_idle) clear_idle();",
+        "",
         "WideLengths",
         BACKWARD_SM90,
     ),
@@ -274,6 +274,6 @@ MUTATIONS = [
     ),
     Mutation("dk_scale", "backward_sm80.cuh", "p.dk, dk, p.forward.scale,", "p.dk, dk, 1.0f,", "Options", BACKWARD),
     Mutation(
-        "sm90_dk_scale", "backward_sm90.cuh", "p.dk, dk, p.forward.scale,", "p.dk, dk, 1.0f,", "Scores", BACKWARD_SM90
+        "sm90_dk_scale", "key_warpgroup.cuh", "p.dk, dk, p.forward.scale,", "p.dk, dk, 1.0f,", "Scores", BACKWARD_SM90
     ),
 ]

@@ -11,6 +11,11 @@ namespace tessella::device {
 using portable::BackwardParams;
 using portable::BackwardRow;
 
+// P of a score. Subtracts in units of the scores: a large LSE times log2(e) would be rounded.
+__device__ __forceinline__ float prob(float score, float scale, float lse) {
+  return ptx::exp2(__fmaf_rn(score, scale, -lse) * kLog2e);
+}
+
 struct ScoreGradients {
   float prob;          // P after dropout, whose factor is left out
   float d_unmodified;  // of the score before the caller's modification
@@ -40,9 +45,7 @@ class ScoreGradient {
     if constexpr (C.score_mod) {
       score = user::score_mod(unmodified, batch_idx_, head_idx_, at.query, at.key, q_minus_k, Arrays(p_));
     }
-    // Subtracts in units of the scores: a large LSE times log2(e) would be rounded.
-    const float exponent = __fmaf_rn(score, score_.scale(), -of_row.lse);
-    const float prob = ptx::exp2(exponent * kLog2e);
+    const float prob = device::prob(score, score_.scale(), of_row.lse);
     if constexpr (C.dropout) d_prob = is_kept ? d_prob * p_.keep_scale : 0.0f;
     ScoreGradients gradients;
     gradients.prob = !C.dropout || is_kept ? prob : 0.0f;

@@ -69,17 +69,6 @@ struct WarpgroupDkvSm90 : KeyWarpgroup<BlockDkvSm90<C>> {
   __device__ __forceinline__ uint32_t s_summed() const { return kIsDV ? block.s_d_out(queries) : block.s_q(queries); }
 
   __device__ __forceinline__ uint32_t s_passed() const { return block.s_passed() + (warp * 32 + lane) * 16; }
-  __device__ __forceinline__ void pass(const Scores& s) {
-    passed.wait_empty();
-#pragma unroll
-    for (int j = 0; j < kQueryBlocks; ++j) {
-      ptx::store_chunk(s_passed() + j * 128 * 16, {__float_as_uint(s[0][j][0]), __float_as_uint(s[0][j][1]),
-                                                   __float_as_uint(s[0][j][2]), __float_as_uint(s[0][j][3])});
-    }
-    __syncwarp();
-    if (ptx::elect()) passed.arrive_full();
-    passed.advance();
-  }
   __device__ __forceinline__ void take(Scores& s) {
     passed.wait_full();
 #pragma unroll
@@ -98,7 +87,7 @@ struct WarpgroupDkvSm90 : KeyWarpgroup<BlockDkvSm90<C>> {
   __device__ __forceinline__ void find_left(const QueryVisit& visit, Scores& products, Left& left) {
     const Gradients gradients = Base::gradients(visit);
     Left unused;
-    if constexpr (kIsDV) pass(products);
+    if constexpr (kIsDV) pass<128>(passed, s_passed(), products[0]);
     uint32_t visible = ~0u;
     if (Gradients::kIsPlain && !visit.is_full) visible = gradients.find_visible();
     if constexpr (kIsDV) {
@@ -119,17 +108,9 @@ struct WarpgroupDkvSm90 : KeyWarpgroup<BlockDkvSm90<C>> {
     }
   }
 
-  // Waits for the next query tile. Each warpgroup clears the rows that it sums, before the other one reads them.
+  // Each warpgroup clears the rows that it sums, before the other one reads them.
   __device__ __forceinline__ QueryVisit take_queries() const {
-    queries.wait_full();
-    const QueryVisit visit = block.visit(queries);
-    if (visit.is_there() && visit.has_idle) {
-      const uint32_t s_rows = block.s_rows(queries);
-      clear_rows<kTileQ, kHeadDim, kIsDV ? 128 : 256, 128>([&](int row) { return is_active(s_rows, row); }, s_summed());
-      ptx::fence_async();
-      Base::meet();
-    }
-    return visit;
+    return Base::take_queries([&] { Base::template clear_idle_queries<kHeadDim, kIsDV ? 128 : 256, 128>(s_summed()); });
   }
 
   __device__ __forceinline__ void run() {
@@ -138,9 +119,9 @@ struct WarpgroupDkvSm90 : KeyWarpgroup<BlockDkvSm90<C>> {
     if (visit.is_there()) multiply(visit);
     Base::meet();
     if constexpr (kIsDV) {
-      Base::template store<kHeadDim>(p.dv, sums, C.score.dropout ? p.forward.keep_scale : 1.0f, p.forward.head_dim_v);
+      Base::store_dv(sums);
     } else {
-      Base::template store<kHeadDim>(p.dk, sums, p.forward.scale, p.forward.head_dim_qk);
+      Base::store_dk(sums);
     }
   }
   // All query tiles from `visit` on.
@@ -170,12 +151,7 @@ __global__ void __launch_bounds__(portable::kBackwardSm90Threads, 1)
     backward_dkv_sm90(const __grid_constant__ BackwardSm90Params p) {
   using Block = BlockDkvSm90<C>;
   Block block(p, ptx::shared_address(ptx::dynamic_shared()));
-  if (threadIdx.x == 0) {
-    prefetch_maps(p);
-    block.init_barriers();
-  }
-  block.take_ticket();
-  if (block.first_key >= block.sequence.len_kv) return;
+  if (!take_key_tile(block)) return;
   if (threadIdx.x < 128) {
     ptx::give_registers<Block::kRegisters.load>();
     if (threadIdx.x < 32) block.load(1);

@@ -20,37 +20,26 @@ namespace tessella::device {
 
 // A warpgroup that multiplies.
 template <BackwardSm90Config C>
-struct WarpgroupDqSm90 {
-  using Block = BlockDqSm90<C>;
+struct WarpgroupDqSm90 : MultiplyingWarpgroup<BlockDqSm90<C>> {
+  using Base = MultiplyingWarpgroup<BlockDqSm90<C>>;
+  using Base::block, Base::p, Base::warpgroup, Base::warp, Base::lane;
+  using Base::kElement, Base::kTileQ, Base::kTileKv, Base::kThreads, Base::meet;
+  using typename Base::Block;
   using Visit = typename Block::Visit;
-  static_assert(portable::are_one(C.score.elements));
-  static constexpr Element kElement = C.score.elements.q;
-  static constexpr int kTileQ = Block::kTileQ, kTileKv = Block::kTileKv, kHeadDim = C.head_dim_qk;
-  static constexpr int kMeeting = 1, kThreads = 256;  // a named barrier of both warpgroups
+  static constexpr int kHeadDim = C.head_dim_qk;
   using Gradients = GradientRows<C.score, kTileKv / 8>;
   using Scores = typename Gradients::Scores;
 
-  const Block& block;
-  const BackwardParams& p;
-  int warpgroup, warp, lane;  // warp: of the warpgroup
   typename Block::Keys k;
   typename Block::Values v;
   float dq[kHeadDim / 8][4];
   float slope = 0;  // the thread's part of the gradient of ALiBi's slope
 
   __device__ __forceinline__ explicit WarpgroupDqSm90(const Block& of)
-      : block(of),
-        p(of.p),
-        warpgroup(static_cast<int>(__shfl_sync(kAllLanes, threadIdx.x / 128, 0)) - 1),
-        warp(static_cast<int>(threadIdx.x / 32 % 4)),
-        lane(static_cast<int>(threadIdx.x % 32)),
-        k(of.key_barriers()),
-        v(of.value_barriers()) {
+      : Base(of), k(of.key_barriers()), v(of.value_barriers()) {
     clear(dq);
   }
 
-  // Returns when both warpgroups are here.
-  __device__ __forceinline__ static void meet() { ptx::named_wait(kMeeting, kThreads); }
   // Waits for the next key tile. Keys that no query sees become zeros: dQ sums over keys.
   __device__ __forceinline__ Visit take_keys() const {
     k.wait_full();

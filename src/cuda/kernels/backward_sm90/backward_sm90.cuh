@@ -31,7 +31,7 @@ struct WarpgroupBackwardSm90 : KeyWarpgroup<BlockBackwardSm90<C>> {
   using Base = KeyWarpgroup<BlockBackwardSm90<C>>;
   using Base::block, Base::p, Base::warpgroup, Base::warp, Base::lane, Base::queries;
   using Base::kElement, Base::kTileQ, Base::kTileKv, Base::kRowBytes, Base::kRows, Base::kThreads;
-  using Base::meet, Base::gradients;
+  using Base::meet, Base::gradients, Base::store_dk, Base::store_dv;
   using typename Base::Block, typename Base::Gradients, typename Base::Scores, typename Base::Left;
   static constexpr int kHeadDim = C.head_dim_qk, kHeadSteps = kHeadDim / 16;
   static_assert(!C.apart && C.head_dim_v == kHeadDim && kHeadDim <= 128);
@@ -58,13 +58,6 @@ struct WarpgroupBackwardSm90 : KeyWarpgroup<BlockBackwardSm90<C>> {
     const uint32_t s_seen = block.s_seen();
     clear_rows<kTileKv, kHeadDim, 128, kThreads>(
         [&](int row) { return (ptx::load_word(s_seen + row / 32 * 4) >> row % 32 & 1) != 0; }, block.s_k());
-    ptx::fence_async();
-    meet();
-  }
-  __device__ __forceinline__ void clear_idle_queries() const {
-    const uint32_t s_rows = block.s_rows(queries);
-    clear_rows<kTileQ, kHeadDim, 128, kThreads>([&](int row) { return is_active(s_rows, row); }, block.s_q(queries),
-                                                block.s_d_out(queries));
     ptx::fence_async();
     meet();
   }
@@ -119,25 +112,14 @@ struct WarpgroupBackwardSm90 : KeyWarpgroup<BlockBackwardSm90<C>> {
 
   // Leaves the warpgroup's columns of dQ to the warps that add it.
   __device__ __forceinline__ void pass_dq(const float (&dq)[kColumnsDQ / 8][4]) {
-    sums.wait_empty();
     const int thread = (warp * 2 + warpgroup) * 32 + lane;  // of eight warps, two side by side
-    const uint32_t to = block.s_dq(sums) + thread * 16;
-#pragma unroll
-    for (int j = 0; j < kColumnsDQ / 8; ++j) {
-      ptx::store_chunk(to + j * kThreads * 16, {__float_as_uint(dq[j][0]), __float_as_uint(dq[j][1]),
-                                                __float_as_uint(dq[j][2]), __float_as_uint(dq[j][3])});
-    }
-    __syncwarp();
-    if (ptx::elect()) sums.arrive_full();
-    sums.advance();
+    pass<kThreads>(sums, block.s_dq(sums) + thread * 16, dq);
   }
 
-  // Waits for the next query tile.
   __device__ __forceinline__ QueryVisit take_queries() const {
-    queries.wait_full();
-    const QueryVisit visit = block.visit(queries);
-    if (visit.is_there() && visit.has_idle) clear_idle_queries();
-    return visit;
+    return Base::take_queries([&] {
+      Base::template clear_idle_queries<kHeadDim, 128, kThreads>(block.s_q(queries), block.s_d_out(queries));
+    });
   }
 
   __device__ __forceinline__ void run() {
@@ -150,8 +132,8 @@ struct WarpgroupBackwardSm90 : KeyWarpgroup<BlockBackwardSm90<C>> {
     QueryVisit visit = take_queries();
     if (visit.is_there()) multiply(visit);
     meet();
-    Base::template store<kHeadDim>(p.dk, dk, p.forward.scale, p.forward.head_dim_qk);
-    Base::template store<kHeadDim>(p.dv, dv, C.score.dropout ? p.forward.keep_scale : 1.0f, p.forward.head_dim_v);
+    store_dk(dk);
+    store_dv(dv);
   }
   // All query tiles from `visit` on.
   __device__ __forceinline__ void multiply(QueryVisit visit) {
@@ -231,12 +213,7 @@ __global__ void __launch_bounds__(portable::kBackwardSm90Threads, 1)
     backward_sm90(const __grid_constant__ BackwardSm90Params p) {
   using Block = BlockBackwardSm90<C>;
   Block block(p, ptx::shared_address(ptx::dynamic_shared()));
-  if (threadIdx.x == 0) {
-    prefetch_maps(p);
-    block.init_barriers();
-  }
-  block.take_ticket();
-  if (block.first_key >= block.sequence.len_kv) return;
+  if (!take_key_tile(block)) return;
   if (threadIdx.x < 128) {
     ptx::give_registers<Block::kRegisters.load>();
     const int warp = static_cast<int>(threadIdx.x / 32);

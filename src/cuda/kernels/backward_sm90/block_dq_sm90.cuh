@@ -7,6 +7,7 @@ namespace tessella::device {
 
 template <BackwardSm90Config C>
 struct BlockDqSm90 {
+  static constexpr BackwardSm90Config kConfig = C;
   static constexpr int kTileQ = portable::kBackwardTileQ;  // of a warpgroup
   static constexpr int kWarpgroups = portable::kBackwardDqTileQ / kTileQ, kTileKv = portable::backward_tile_kv(C);
   static constexpr int kWarps = 8;  // that multiply

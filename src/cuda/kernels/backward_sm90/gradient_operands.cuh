@@ -84,10 +84,8 @@ struct GradientOperands : GradientTile<C, 1, Blocks> {
   __device__ __forceinline__ void find_probs(uint32_t visible, Scores& products, Left& probs) const {
     static_assert(Tile::kIsPlain);
     const float scale = copysignf(Score<C>(p.forward, sequence, 0, 0).scale(), p.forward.scale);
-    for_each_score([&](int j, int n, const BackwardRow& row) {
-      // Subtracts in units of the scores: a large LSE times log2(e) would be rounded.
-      products[0][j][n] = ptx::exp2(__fmaf_rn(products[0][j][n], scale, -row.lse) * kLog2e);
-    });
+    for_each_score(
+        [&](int j, int n, const BackwardRow& row) { products[0][j][n] = prob(products[0][j][n], scale, row.lse); });
     hide(products[0], visible);
     pack<kElement>(products[0], probs);
   }

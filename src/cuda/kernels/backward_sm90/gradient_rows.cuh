@@ -50,10 +50,7 @@ struct GradientRows {
 #pragma unroll
     for (int j = 0; j < Blocks; ++j) {
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        // Subtracts in units of the scores: a large LSE times log2(e) would be rounded.
-        products[j][n] = ptx::exp2(__fmaf_rn(products[j][n], scale, -lse[n / 2]) * kLog2e);
-      }
+      for (int n = 0; n < 4; ++n) products[j][n] = prob(products[j][n], scale, lse[n / 2]);
     }
     hide(products, visible);
   }

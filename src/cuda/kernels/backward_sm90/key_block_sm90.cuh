@@ -197,4 +197,15 @@ struct KeyBlockSm90 {
   }
 };
 
+// Begins a block and takes a key tile for it. False if no key is left in its sequence.
+template <class Block>
+__device__ __forceinline__ bool take_key_tile(Block& block) {
+  if (threadIdx.x == 0) {
+    prefetch_maps(block.params);
+    block.init_barriers();
+  }
+  block.take_ticket();
+  return block.first_key < block.sequence.len_kv;
+}
+
 }  // namespace tessella::device

@@ -13,43 +13,55 @@ __device__ __forceinline__ bool is_active(uint32_t s_rows, int query) {
 }
 
 template <class BlockType>
-struct KeyWarpgroup {
-  using Block = BlockType;
-  static constexpr BackwardSm90Config C = Block::kConfig;
-  static_assert(portable::are_one(C.score.elements));
-  static constexpr Element kElement = C.score.elements.q;
-  static constexpr int kTileQ = Block::kTileQ, kTileKv = Block::kTileKv, kRowBytes = Block::kRowBytes;
+struct KeyWarpgroup : MultiplyingWarpgroup<BlockType> {
+  using Base = MultiplyingWarpgroup<BlockType>;
+  using Base::block, Base::p, Base::warpgroup, Base::warp, Base::lane;
+  using Base::C, Base::kElement, Base::kTileQ, Base::kTileKv, Base::meet;
+  using typename Base::Block;
+  static constexpr int kRowBytes = Block::kRowBytes;
   static constexpr int kRows = 64;                 // of keys, of a warpgroup
   static constexpr int kQueryBlocks = kTileQ / 8;  // of scores
-  static constexpr int kThreads = 256;             // of both warpgroups
-  static constexpr int kMeeting = 1;               // a named barrier
   using Gradients = GradientOperands<C.score, kQueryBlocks>;
   using Scores = typename Gradients::Scores;
   using Left = typename Gradients::Left;
 
-  const Block& block;
-  const BackwardParams& p;
-  int warpgroup, warp, lane;  // warp: of the warpgroup
   typename Block::Queries queries;
 
-  __device__ __forceinline__ explicit KeyWarpgroup(const Block& of)
-      : block(of),
-        p(of.p),
-        warpgroup(static_cast<int>(__shfl_sync(kAllLanes, threadIdx.x / 128, 0)) - 1),
-        warp(static_cast<int>(threadIdx.x / 32 % 4)),
-        lane(static_cast<int>(threadIdx.x % 32)),
-        queries(of.query_barriers()) {}
+  __device__ __forceinline__ explicit KeyWarpgroup(const Block& of) : Base(of), queries(of.query_barriers()) {}
 
   // The warpgroup's first row of the key tile.
   __device__ int first_row() const { return kTileKv > kRows ? warpgroup * kRows : 0; }
-  // Returns when both warpgroups are here.
-  __device__ __forceinline__ static void meet() { ptx::named_wait(kMeeting, kThreads); }
 
   __device__ __forceinline__ Gradients gradients(const QueryVisit& visit) const {
     return {{p, block.sequence, block.batch_idx, visit.head_idx, visit.tile * kTileQ,
              block.first_key + first_row() + warp * 16, block.s_rows(queries), visit.has_elements, lane}};
   }
 
+  // Waits for the next query tile, and clears rows of queries that see no key: dK and dV sum over queries.
+  template <class ClearIdle>
+  __device__ __forceinline__ QueryVisit take_queries(const ClearIdle& clear_idle) const {
+    queries.wait_full();
+    const QueryVisit visit = block.visit(queries);
+    if (visit.is_there() && visit.has_idle) clear_idle();
+    return visit;
+  }
+  // Of tiles of HeadDim columns, by the Threads threads from First on.
+  template <int HeadDim, int First, int Threads, class... Tiles>
+  __device__ __forceinline__ void clear_idle_queries(Tiles... s_tiles) const {
+    const uint32_t s_rows = block.s_rows(queries);
+    clear_rows<kTileQ, HeadDim, First, Threads>([&](int row) { return is_active(s_rows, row); }, s_tiles...);
+    ptx::fence_async();
+    meet();
+  }
+
+  __device__ __forceinline__ void store_dk(const float (&dk)[C.head_dim_qk / 8][4]) const {
+    store<C.head_dim_qk>(p.dk, dk, p.forward.scale, p.forward.head_dim_qk);
+  }
+  __device__ __forceinline__ void store_dv(const float (&dv)[C.head_dim_v / 8][4]) const {
+    store<C.head_dim_v>(p.dv, dv, C.score.dropout ? p.forward.keep_scale : 1.0f, p.forward.head_dim_v);
+  }
+
+ private:
   // Stores factor * sums as rows of a gradient, by way of shared memory, where K, V and the queries were.
   template <int HeadDim>
   __device__ __forceinline__ void store(const GradientParams& to, const float (&sums)[HeadDim / 8][4], float factor,

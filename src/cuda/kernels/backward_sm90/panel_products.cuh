@@ -9,11 +9,52 @@
 
 namespace tessella::device {
 
+// A block's two warpgroups that multiply, as a thread of one sees itself.
+template <class BlockType>
+struct MultiplyingWarpgroup {
+  using Block = BlockType;
+  static constexpr BackwardSm90Config C = Block::kConfig;
+  static_assert(portable::are_one(C.score.elements));
+  static constexpr Element kElement = C.score.elements.q;
+  static constexpr int kTileQ = Block::kTileQ, kTileKv = Block::kTileKv;
+  static constexpr int kThreads = 256;  // of both warpgroups
+  static constexpr int kMeeting = 1;    // a named barrier
+
+  const Block& block;
+  const BackwardParams& p;
+  int warpgroup, warp, lane;  // warp: of the warpgroup
+
+  __device__ __forceinline__ explicit MultiplyingWarpgroup(const Block& of)
+      : block(of),
+        p(of.p),
+        warpgroup(static_cast<int>(__shfl_sync(kAllLanes, threadIdx.x / 128, 0)) - 1),
+        warp(static_cast<int>(threadIdx.x / 32 % 4)),
+        lane(static_cast<int>(threadIdx.x % 32)) {}
+
+  // Returns when both warpgroups are here.
+  __device__ __forceinline__ static void meet() { ptx::named_wait(kMeeting, kThreads); }
+};
+
 // A warp is done with the slot.
 template <class Ring>
 __device__ __forceinline__ void release(const Ring& ring) {
   __syncwarp();
   if (ptx::elect()) ring.arrive_empty();
+}
+
+// Passes a thread's accumulators on in the ring's next slot: 16 bytes at `to`, and at every Threads times 16 bytes
+// behind it.
+template <int Threads, class Ring, int Blocks>
+__device__ __forceinline__ void pass(Ring& ring, uint32_t to, const float (&d)[Blocks][4]) {
+  ring.wait_empty();
+#pragma unroll
+  for (int j = 0; j < Blocks; ++j) {
+    ptx::store_chunk(to + j * Threads * 16, {__float_as_uint(d[j][0]), __float_as_uint(d[j][1]),
+                                             __float_as_uint(d[j][2]), __float_as_uint(d[j][3])});
+  }
+  __syncwarp();
+  if (ptx::elect()) ring.arrive_full();
+  ring.advance();
 }
 
 // Writes zeros in rows that take no part, of tiles in panels: their memory may hold NaN, and 0 * NaN is NaN. The
