@@ -206,48 +206,26 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, false> {
   }
   __device__ __forceinline__ void clear_output() {
     scale_v = 1;
-#pragma unroll
-    for (int j = 0; j < kBlocksV; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        o[0][j][i] = 0;
-        ptx::keep_in_place(o[0][j][i]);
-      }
-    }
+    Base::clear_in_place(o);
   }
 
   // Writes the query tile's lse. by: what its output is to be multiplied by.
   __device__ __forceinline__ void write_lse(float (&by)[1][2]) {
-    const QueryTile& of = at.current();
-    const bool has_sink = p.sink.data != nullptr;
-    const float sink = has_sink ? static_cast<const float*>(p.sink.data)[of.work.head_idx * p.sink.stride] : 0.0f;
+    Base::finish_rows(by, [&](int r, bool has_sink, float sink) {
+      return finish(scores.frame[r] - Scores::kTop, row_sum(scores.sum[r]), kLn2, has_sink, sink);
+    });
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float sum = row_sum(scores.sum[r]);
-      const RowResult result = finish(scores.frame[r] - Scores::kTop, sum, kLn2, has_sink, sink);
-      const int32_t query = of.queries.first + at.row(r);
-      if (p.lse.data != nullptr && at.lane % 4 == 0 && query < of.queries.end) {
-        static_cast<float*>(p.lse.data)[row_offset(p.lse, of.work, of.sequence, query)] = result.lse;
-      }
-      by[0][r] = (C.score.dropout ? result.factor * p.keep_scale : result.factor) * scale_v;
-    }
+    for (int r = 0; r < 2; ++r) by[0][r] *= scale_v;
   }
   // Stores the query tile's out and leaves it.
   __device__ __forceinline__ void store(const float (&by)[1][2]) {
     scale_rows(o, by);
     const QueryTile& of = at.current();
-    int64_t rows[1][2];
-    bool is_there[1][2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int32_t query = of.queries.first + at.row(r);
-      rows[0][r] = row_offset(p.out, of.work, of.sequence, query);
-      is_there[0][r] = query < of.queries.end;
-    }
+    const auto rows = Base::out_rows(of);
     if (p.out_element == Element::f16) {
-      store_rows<Element::f16, true, kBlocksV>(p, o, rows, is_there, 0, at.lane);
+      store_rows<Element::f16, true, kBlocksV>(p, o, rows.at, rows.is_there, 0, at.lane);
     } else {
-      store_rows<Element::bf16, true, kBlocksV>(p, o, rows, is_there, 0, at.lane);
+      store_rows<Element::bf16, true, kBlocksV>(p, o, rows.at, rows.is_there, 0, at.lane);
     }
     release(at.query_tiles);
     at.row_group = Block::next_row_group(at.row_group);

@@ -111,16 +111,6 @@ struct WarpgroupSm90 : WarpgroupBaseSm90<C, C.head_dim_v <= 128> {
     ptx::wait_products<0>(o[0]);
     if (has_begun) release(v);
   }
-  __device__ __forceinline__ void clear_output() {
-#pragma unroll
-    for (int j = 0; j < kBlocksV; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        o[0][j][i] = 0;
-        ptx::keep_in_place(o[0][j][i]);
-      }
-    }
-  }
 
   // Keys that no query of the sequence sees may hold anything: they become zeros, as 0 * NaN is NaN; with a tile map
   // those that no query of the query tile sees. Every warpgroup does it for itself.
@@ -150,7 +140,7 @@ struct WarpgroupSm90 : WarpgroupBaseSm90<C, C.head_dim_v <= 128> {
     give_turn();
     // While the scores are computed:
     end_store(had_one);
-    clear_output();
+    Base::clear_in_place(o);
     ptx::wait_products<0>(s[0]);
     for (bool has_output = false;; has_output = true) {
       release(k);
@@ -174,19 +164,9 @@ struct WarpgroupSm90 : WarpgroupBaseSm90<C, C.head_dim_v <= 128> {
 
   // Writes the query tile's lse. by: what its output is to be multiplied by.
   __device__ __forceinline__ void write_lse(float (&by)[1][2]) {
-    const QueryTile& of = at.current();
-    const bool has_sink = p.sink.data != nullptr;
-    const float sink = has_sink ? static_cast<const float*>(p.sink.data)[of.work.head_idx * p.sink.stride] : 0.0f;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float sum = row_sum(scores.rows.sum[r]);
-      const RowResult result = finish(scores.rows.max[r], sum, scores.score(at).scale(), has_sink, sink);
-      const int32_t query = of.queries.first + at.row(r);
-      if (p.lse.data != nullptr && at.lane % 4 == 0 && query < of.queries.end) {
-        static_cast<float*>(p.lse.data)[row_offset(p.lse, of.work, of.sequence, query)] = result.lse;
-      }
-      by[0][r] = C.score.dropout ? result.factor * p.keep_scale : result.factor;
-    }
+    Base::finish_rows(by, [&](int r, bool has_sink, float sink) {
+      return finish(scores.rows.max[r], row_sum(scores.rows.sum[r]), scores.score(at).scale(), has_sink, sink);
+    });
     scores.rows = {};
   }
   // The warp's rows of out by the copy engine; they lie where the queries were. It leaves out rows behind the tensor's
@@ -214,15 +194,8 @@ struct WarpgroupSm90 : WarpgroupBaseSm90<C, C.head_dim_v <= 128> {
   }
   // The lane's rows of out from the accumulators, which are lost. With kKeepsQ the copy engine writes most rows.
   __device__ __forceinline__ void store_from_registers(const QueryTile& of) {
-    int64_t rows[1][2];
-    bool is_there[1][2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int32_t query = of.queries.first + at.row(r);
-      rows[0][r] = row_offset(p.out, of.work, of.sequence, query);
-      is_there[0][r] = query < of.queries.end;
-    }
-    store_rows<C.score.elements.q, kKeepsQ, kBlocksV>(p, o, rows, is_there, 0, at.lane);
+    const auto rows = Base::out_rows(of);
+    store_rows<C.score.elements.q, kKeepsQ, kBlocksV>(p, o, rows.at, rows.is_there, 0, at.lane);
   }
   // Stores the query tile's out and leaves it. With kKeepsQ its queries' slot is taken until end_store().
   __device__ __forceinline__ void store(const float (&by)[1][2]) {
@@ -260,7 +233,7 @@ struct WarpgroupSm90 : WarpgroupBaseSm90<C, C.head_dim_v <= 128> {
         end_store(had_one);
         q.wait_full();
         if (!kKeepsQ) release_q();
-        clear_output();
+        Base::clear_in_place(o);
         write_lse(by);
       } else {
         skip(computed.skipped_before);

@@ -1,6 +1,7 @@
 // What the multiplying warpgroups of Hopper's forward kernels have in common: turns, rings, tiles that they skip.
 #pragma once
 
+#include "cuda/device/score/output.cuh"
 #include "cuda/kernels/forward_sm90/lane_sm90.cuh"
 
 namespace tessella::device {
@@ -70,6 +71,51 @@ struct WarpgroupBaseSm90 {
     }
     ptx::fence_async();
     meet();
+  }
+
+  // Makes the accumulators of an output zeros, each in the register where it is.
+  template <int Blocks>
+  __device__ __forceinline__ static void clear_in_place(float (&o)[1][Blocks][4]) {
+#pragma unroll
+    for (int j = 0; j < Blocks; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        o[0][j][i] = 0;
+        ptx::keep_in_place(o[0][j][i]);
+      }
+    }
+  }
+  // Ends the lane's rows of the query tile: writes their lse. by: what their output is to be multiplied by.
+  // finish(r, has_sink, sink): the result of row r.
+  template <class Finish>
+  __device__ __forceinline__ void finish_rows(float (&by)[1][2], const Finish& finish) const {
+    const QueryTile& of = at.current();
+    const bool has_sink = p.sink.data != nullptr;
+    const float sink = has_sink ? static_cast<const float*>(p.sink.data)[of.work.head_idx * p.sink.stride] : 0.0f;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const RowResult result = finish(r, has_sink, sink);
+      const int32_t query = of.queries.first + at.row(r);
+      if (p.lse.data != nullptr && at.lane % 4 == 0 && query < of.queries.end) {
+        static_cast<float*>(p.lse.data)[row_offset(p.lse, of.work, of.sequence, query)] = result.lse;
+      }
+      by[0][r] = C.score.dropout ? result.factor * p.keep_scale : result.factor;
+    }
+  }
+  // The lane's rows of out.
+  struct OutRows {
+    int64_t at[1][2];
+    bool is_there[1][2];
+  };
+  __device__ __forceinline__ OutRows out_rows(const QueryTile& of) const {
+    OutRows rows;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int32_t query = of.queries.first + at.row(r);
+      rows.at[0][r] = row_offset(p.out, of.work, of.sequence, query);
+      rows.is_there[0][r] = query < of.queries.end;
+    }
+    return rows;
   }
 
   // Skips the stream's next key tiles.
