@@ -151,6 +151,14 @@ struct BackwardSm80 : BlockBackward<C> {
         sum;
   }
 
+  __device__ __forceinline__ void store_dk_and_dv(const typename FragmentDK::Accumulators& dk,
+                                                  const typename FragmentDV::Accumulators& dv) const {
+    store_keys<FragmentDK>(p.dk, dk, p.forward.scale, p.forward.head_dim_qk);
+    store_keys<FragmentDV>(p.dv, dv, C.score.dropout ? p.forward.keep_scale : 1.0f, p.forward.head_dim_v);
+  }
+
+ private:
+  // Stores factor * sums as rows of a gradient of keys.
   template <class Fragment>
   __device__ __forceinline__ void store_keys(const portable::GradientParams& to,
                                              const typename Fragment::Accumulators& sums, float factor,
@@ -262,9 +270,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) backward_sm80(const __grid_c
       slope = 0;
     }
   }
-  block.template store_keys<typename Block::FragmentDK>(p.dk, dk, p.forward.scale, p.forward.head_dim_qk);
-  const float factor = C.score.dropout ? p.forward.keep_scale : 1.0f;
-  block.template store_keys<typename Block::FragmentDV>(p.dv, dv, factor, p.forward.head_dim_v);
+  block.store_dk_and_dv(dk, dv);
 }
 
 }  // namespace tessella::device

@@ -165,9 +165,7 @@ __global__ void __launch_bounds__(C.num_warps * 32)
       __syncthreads();  // all are done with the tiles
     }
   }
-  block.template store_keys<typename Block::FragmentDK>(p.dk, dk, p.forward.scale, p.forward.head_dim_qk);
-  const float factor = C.score.dropout ? p.forward.keep_scale : 1.0f;
-  block.template store_keys<typename Block::FragmentDV>(p.dv, dv, factor, p.forward.head_dim_v);
+  block.store_dk_and_dv(dk, dv);
 }
 
 // One block for each query tile of each head.
