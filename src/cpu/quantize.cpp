@@ -79,16 +79,31 @@ void store_row(const float* row, int64_t count, const float* scale, Element elem
   }
 }
 
+// A call of quantize or dequantize, and its rows.
+class RowsOfCall {
+ protected:
+  RowsOfCall(const QuantizeArguments& a, const core::Plan& plan, core::Workspace workspace)
+      : a_(a), num_threads_(plan.num_threads), scratch_(workspace.scratch), tables_(core::sequence_tables(a)) {}
+
+  SequenceRow row_at(int64_t tensor_batch, int64_t row) const {
+    return portable::sequence_row(tables_, static_cast<int32_t>(tensor_batch), static_cast<int32_t>(row));
+  }
+  const float* mean(const SequenceRow& at, int64_t head) const {
+    return reinterpret_cast<const float*>(a_.mean.row(at.batch_idx, 0, head));
+  }
+
+  const QuantizeArguments& a_;
+  int num_threads_;
+  void* scratch_;
+  portable::SequenceTables tables_;
+};
+
 // T: of the elements of x.
 template <typename T>
-class Quantizer {
+class Quantizer : RowsOfCall {
  public:
   Quantizer(const QuantizeArguments& a, const core::Plan& plan, core::Workspace workspace)
-      : a_(a),
-        num_threads_(plan.num_threads),
-        scratch_(workspace.scratch),
-        tables_(core::sequence_tables(a)),
-        element_(core::element(a.into.dtype)) {}
+      : RowsOfCall(a, plan, workspace), element_(core::element(a.into.dtype)) {}
 
   void run() const {
     if (a_.mean.data != nullptr) means();
@@ -128,10 +143,6 @@ class Quantizer {
     });
   }
 
-  SequenceRow row_at(int64_t tensor_batch, int64_t row) const {
-    return portable::sequence_row(tables_, static_cast<int32_t>(tensor_batch), static_cast<int32_t>(row));
-  }
-
   void angles(const SequenceRow& at, const Scratch& t) const {
     if (a_.rotary_dim == 0) return;
     load_angles(a_.rotary, a_.cos.row(0, at.position, 0), a_.sin.row(0, at.position, 0), a_.rotary_dim / 2, t.cos,
@@ -149,8 +160,8 @@ class Quantizer {
   void prepared(const SequenceRow& at, int64_t head, const Scratch& t) const {
     rotated(at, head, t);
     if (a_.mean.data != nullptr) {
-      const auto* mean = reinterpret_cast<const float*>(a_.mean.row(at.batch_idx, 0, head));
-      for (int64_t c = 0; c < a_.head_dim; ++c) t.row[c] -= mean[c];
+      const float* subtracted = mean(at, head);
+      for (int64_t c = 0; c < a_.head_dim; ++c) t.row[c] -= subtracted[c];
     }
     if (a_.hadamard) {
       portable::sign_row(t.row, a_.head_dim, a_.hadamard_seed);
@@ -268,19 +279,15 @@ class Quantizer {
     });
   }
 
-  const QuantizeArguments& a_;
-  int num_threads_;
-  void* scratch_;
-  portable::SequenceTables tables_;
   Element element_;
 };
 
 // T: of the elements of out.
 template <typename T>
-class Dequantizer {
+class Dequantizer : RowsOfCall {
  public:
   Dequantizer(const QuantizeArguments& a, const core::Plan& plan, core::Workspace workspace)
-      : a_(a), num_threads_(plan.num_threads), scratch_(workspace.scratch), tables_(core::sequence_tables(a)) {
+      : RowsOfCall(a, plan, workspace) {
     for (uint32_t bits = 0; bits < numbers_.size(); ++bits) {
       numbers_[bits] = portable::number_of(bits, core::element(a.from.dtype));
     }
@@ -294,8 +301,7 @@ class Dequantizer {
       for (int64_t head = 0; head < a_.heads; ++head) {
         if (a_.is_transposed) load_tile(task / tiles, begin, head, t.tile);
         for (int64_t row = begin; row < end; ++row) {
-          const SequenceRow at =
-              portable::sequence_row(tables_, static_cast<int32_t>(task / tiles), static_cast<int32_t>(row));
+          const SequenceRow at = row_at(task / tiles, row);
           if (!at.exists) continue;
           const auto* from = a_.is_transposed
                                  ? t.tile + (row - begin) * a_.head_dim
@@ -325,17 +331,13 @@ class Dequantizer {
       portable::sign_row(row, a_.head_dim, a_.hadamard_seed);
     }
     if (a_.mean.data != nullptr) {
-      const auto* mean = reinterpret_cast<const float*>(a_.mean.row(at.batch_idx, 0, head));
-      for (int64_t c = 0; c < a_.head_dim; ++c) row[c] += mean[c];
+      const float* added = mean(at, head);
+      for (int64_t c = 0; c < a_.head_dim; ++c) row[c] += added[c];
     }
     auto* into = reinterpret_cast<T*>(a_.into.row(at.tensor_batch, at.row, head));
     std::transform(row, row + a_.head_dim, into, [](float x) { return rounded<T>(x); });
   }
 
-  const QuantizeArguments& a_;
-  int num_threads_;
-  void* scratch_;
-  portable::SequenceTables tables_;
   std::array<float, 256> numbers_;
 };
 

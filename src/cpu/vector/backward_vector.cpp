@@ -55,13 +55,7 @@ void BackwardTile<Real>::take(Memory& memory, const AttentionShape& p, int64_t c
 
 template <typename Real>
 const VectorBackward<Real>& vector_backward(InstructionSet set) {
-  switch (set) {
-    case InstructionSet::avx512: return backward_avx512<Real>();
-    case InstructionSet::avx2: return backward_avx2<Real>();
-    case InstructionSet::sse4: return backward_sse4<Real>();
-    case InstructionSet::baseline: break;
-  }
-  return backward_baseline<Real>();
+  return of_set(set, backward_avx512<Real>, backward_avx2<Real>, backward_sse4<Real>, backward_baseline<Real>)();
 }
 
 #define TESSELLA_INSTANTIATE(Real)                                                    \

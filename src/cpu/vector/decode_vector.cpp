@@ -118,13 +118,7 @@ void run_decode(InstructionSet set, const core::AttentionArguments& arguments, c
 
 template <typename Real>
 const DecodeKernel<Real>& decode_kernel(InstructionSet set) {
-  switch (set) {
-    case InstructionSet::avx512: return decode_avx512<Real>();
-    case InstructionSet::avx2: return decode_avx2<Real>();
-    case InstructionSet::sse4: return decode_sse4<Real>();
-    case InstructionSet::baseline: break;
-  }
-  return decode_baseline<Real>();
+  return of_set(set, decode_avx512<Real>, decode_avx2<Real>, decode_sse4<Real>, decode_baseline<Real>)();
 }
 
 #define TESSELLA_INSTANTIATE(Real)                                                                                     \

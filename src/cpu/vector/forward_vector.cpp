@@ -110,13 +110,7 @@ void end_rows(const QueryTileState<Real>& state, RowEnds<Real>& ends) {
 
 template <typename Real>
 const VectorKernel<Real>& vector_kernel(InstructionSet set) {
-  switch (set) {
-    case InstructionSet::avx512: return forward_avx512<Real>();
-    case InstructionSet::avx2: return forward_avx2<Real>();
-    case InstructionSet::sse4: return forward_sse4<Real>();
-    case InstructionSet::baseline: break;
-  }
-  return forward_baseline<Real>();
+  return of_set(set, forward_avx512<Real>, forward_avx2<Real>, forward_sse4<Real>, forward_baseline<Real>)();
 }
 
 std::string vector_unavailable(InstructionSet set) {

@@ -68,6 +68,18 @@ struct VectorKernel {
 
 enum class InstructionSet { avx512, avx2, sse4, baseline };
 
+// The function of a set, of those of all.
+template <typename Function>
+Function of_set(InstructionSet set, Function avx512, Function avx2, Function sse4, Function baseline) {
+  switch (set) {
+    case InstructionSet::avx512: return avx512;
+    case InstructionSet::avx2: return avx2;
+    case InstructionSet::sse4: return sse4;
+    case InstructionSet::baseline: break;
+  }
+  return baseline;
+}
+
 // Functions are null where the build does not have the instruction set. Says nothing about this machine.
 template <typename Real>
 const VectorKernel<Real>& vector_kernel(InstructionSet set);
