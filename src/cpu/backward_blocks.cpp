@@ -244,16 +244,14 @@ void run_backward(const BackwardKernel<Real>& kernel, const AttentionArguments& 
   for_each_rows(p, threads, [&](const Sequence& s, int64_t kv_head, int64_t begin, int64_t end) {
     kernel.begin_rows(p, s, kv_head, begin, end, shared);
   });
-  const bool wants_operands = p.tensors[Name::dq].data != nullptr || p.tensors[Name::dk].data != nullptr ||
-                              p.tensors[Name::dv].data != nullptr || p.d_alibi_slopes.data != nullptr;
   // A block waits for those before it, which have begun, as tasks begin in order. Only blocks themselves read the
   // caller's flag: one that never ran would be waited for.
-  const int64_t blocks = wants_operands ? list_blocks(p, shared) : 0;
+  const int64_t blocks = p.wants_scores() ? list_blocks(p, shared) : 0;
   parallel_for(blocks * p.heads_kv, threads, nullptr, [&](int64_t task, int worker) {
     kernel.run_block(p, shared.blocks[task / p.heads_kv], task % p.heads_kv, shared, base + worker * thread_bytes);
   });
   end_if_over(shared);
-  if (p.tensors[Name::dq].data != nullptr) {
+  if (p.wants(Name::dq)) {
     for_each_rows(p, threads, [&](const Sequence& s, int64_t kv_head, int64_t begin, int64_t end) {
       kernel.end_rows(p, s, kv_head, begin, end, shared);
     });

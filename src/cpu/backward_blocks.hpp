@@ -118,9 +118,9 @@ bool wait_for_turn(const std::atomic<int32_t>& turn, int32_t expected, const cor
 struct Wanted {
   bool dq, dk, dv, slopes;
   explicit Wanted(const core::AttentionArguments& p)
-      : dq(p.tensors[core::Name::dq].data != nullptr),
-        dk(p.tensors[core::Name::dk].data != nullptr),
-        dv(p.tensors[core::Name::dv].data != nullptr),
+      : dq(p.wants(core::Name::dq)),
+        dk(p.wants(core::Name::dk)),
+        dv(p.wants(core::Name::dv)),
         slopes(p.features.has(core::Feature::d_alibi_slopes)) {}
 };
 

@@ -18,6 +18,7 @@
 #include "cuda/kernels/merge/recipe.hpp"
 #include "cuda/kernels/quantize/params.cuh"
 #include "cuda/kernels/quantize/recipe.hpp"
+#include "cuda/launch/forward_arguments.hpp"
 #include "cuda/launch/run.hpp"
 #include "process/once.hpp"
 
@@ -68,7 +69,7 @@ constexpr KernelRow kForwardSm90 = {
     .name = "cuda.forward_sm90",
     .summary = "FlashAttention-3 with Hopper's copy engine and warpgroup matrix instructions",
     .architectures = "sm_90a",
-    .unavailable = forward_sm90_unavailable,
+    .unavailable = lacks_hopper,
     .dtypes = kHalves,
     .max_head_dim = 256,
     .features = kForwardFeatures | core::Feature::schedule,
@@ -78,7 +79,7 @@ constexpr KernelRow kForwardSm90 = {
 constexpr KernelRow kForwardF8Sm90 = {.name = "cuda.forward_f8_sm90",
                                       .summary = "FlashAttention-3 in 8 bits, P V summed in fp32 tile by tile",
                                       .architectures = "sm_90a",
-                                      .unavailable = forward_sm90_unavailable,
+                                      .unavailable = lacks_hopper,
                                       .dtypes = dtype_bit(DType::f8e4m3fn),
                                       .max_head_dim = 256,
                                       .features = kFloat8Features | core::Feature::schedule,
@@ -112,7 +113,7 @@ constexpr KernelRow kBackwardSm90 = {
     .operation = core::Operation::backward,
     .summary = "FlashAttention-3's backward with Hopper's copy engine and warpgroup matrix instructions",
     .architectures = "sm_90a",
-    .unavailable = backward_sm90_unavailable,
+    .unavailable = lacks_hopper,
     .dtypes = kHalves,
     .max_head_dim = 256,
     .features = kBackwardFeatures | core::Feature::schedule,

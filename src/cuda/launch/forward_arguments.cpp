@@ -52,6 +52,11 @@ std::string lacks(const core::AttentionShape& p, int32_t shared_bytes, const Dev
   return "";
 }
 
+std::string lacks_hopper(const DeviceInfo& device) {
+  if (device.arch == 90) return "";
+  return core::message("runs on Hopper (sm_90), and GPU ", device.id, " (", device.name, ") is sm_", device.arch);
+}
+
 std::string too_large(const core::AttentionShape& p, const ForwardTiles& tiles) {
   const TileMap map = largest_tile_map(p, tiles);
   for (const auto& [what, count] : {std::pair{"batch * heads_q * seqlen_q", forward_blocks(p, map)},

@@ -18,6 +18,7 @@ portable::ForwardParams forward_params(const core::AttentionArguments& arguments
 
 // Of what a kernel's bounds keep within 32 bits.
 inline int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
+inline int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 portable::OperandParams operand(const core::Operand& tensor);
 // Whether all rows begin at multiples of 16 bytes and are whole pieces of 16.
@@ -25,6 +26,9 @@ bool rows_are_aligned(const core::Operand& tensor, int64_t head_dim);
 
 // Why the GPU cannot run a kernel whose blocks use this much shared memory, or "".
 std::string lacks(const core::AttentionShape& shape, int32_t shared_bytes, const DeviceInfo& device);
+
+// Why the GPU cannot run a kernel for Hopper, or "".
+std::string lacks_hopper(const DeviceInfo& device);
 
 // Why a call makes more tiles than a grid has blocks, or "".
 std::string too_large(const core::AttentionShape& shape, const ForwardTiles& tiles);

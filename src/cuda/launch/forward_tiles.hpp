@@ -1,7 +1,9 @@
 // The fields of a kernel's config that host code of all forward kernels reads.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 
 #include "operations/attention/shape.hpp"
 #include "portable/score_config.hpp"
@@ -16,6 +18,12 @@ struct ForwardTiles {
   portable::ScoreConfig score;
   int32_t head_dim_v, tile_q, tile_kv;
 };
+
+// The smallest of the head dims that are compiled, in ascending order, that holds this one; else the largest.
+inline int32_t compiled_head_dim(int64_t head_dim, std::initializer_list<int32_t> compiled) {
+  const auto* smallest = std::ranges::find_if(compiled, [&](int32_t dim) { return head_dim <= dim; });
+  return smallest == compiled.end() ? compiled.end()[-1] : *smallest;
+}
 
 // Blocks that the columns of v are divided over.
 inline int32_t slices_v(const core::AttentionShape& shape, const ForwardTiles& tiles) {

@@ -87,6 +87,11 @@ struct AttentionArguments : AttentionShape {
   // Fills the members that follow from masks alone: is_contiguous, window_keys and rows_grow.
   void derive_mask_shape();
 
+  bool wants(Name gradient) const { return tensors[gradient].data != nullptr; }
+  // Gradients that go over all scores: of operands or of ALiBi's slopes.
+  bool wants_scores() const {
+    return wants(Name::dq) || wants(Name::dk) || wants(Name::dv) || d_alibi_slopes.data != nullptr;
+  }
   bool accumulates(Gradient gradient) const { return (accumulate & static_cast<uint32_t>(gradient)) != 0; }
 
   // The first two axes of q, out and lse; of k and v.

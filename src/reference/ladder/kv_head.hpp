@@ -24,7 +24,7 @@ class KvHead {
   int64_t head_dim_v() const { return p_.head_dim_v; }
   Tiles tiles() const { return reference::tiles(p_); }
   bool has_softcap() const { return p_.features.has(core::Feature::softcap); }
-  bool wants(core::Name gradient) const { return p_.tensors[gradient].data != nullptr; }
+  bool wants(core::Name gradient) const { return p_.wants(gradient); }
   // Bytes of a row of q, k, v, d_out or out, or of a gradient as it is stored; 0 if the gradient is not wanted.
   double row_bytes(core::Name name) const;
   // LSE and the gradient of it, where there is one.

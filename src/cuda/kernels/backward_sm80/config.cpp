@@ -5,6 +5,7 @@
 
 #include "core/message.hpp"
 #include "cuda/compile/expression.hpp"
+#include "cuda/launch/forward_tiles.hpp"
 #include "cuda/launch/score_config.hpp"
 
 namespace tessella::cuda {
@@ -13,12 +14,7 @@ namespace {
 using portable::BackwardSm80Config;
 using portable::Element;
 
-int32_t padded(int64_t head_dim) {
-  for (const int32_t compiled : {32, 64, 96, 128, 192}) {
-    if (head_dim <= compiled) return compiled;
-  }
-  return 256;
-}
+int32_t padded(int64_t head_dim) { return compiled_head_dim(head_dim, {32, 64, 96, 128, 192, 256}); }
 
 // Tiles, best first. Long tiles of keys spare adds to dQ in memory; long ones of queries spare barriers. A block's K
 // and V stay in shared memory and its dK and dV in registers, so wide rows have short ones.

@@ -25,7 +25,6 @@ using core::Name;
 using portable::BackwardParams;
 using portable::BackwardSm80Config;
 
-int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
 // Tiles of a head's queries, those of packed sequences too (device/schedule/query_tiles.cuh).
 int64_t tiles_of_head(const AttentionShape& p, const BackwardSm80Config& c) {
   const int64_t rows = p.features.has(Feature::packed_q) ? p.total_q : p.batch * p.seqlen_q;
@@ -149,18 +148,20 @@ Step backward_step(const Program& program, const BackwardSm80Config& c, int thre
           }};
 }
 
-namespace {
-
-Parameters parameters(const AttentionArguments& p, const BackwardSm80Config& c, const core::Workspace& workspace,
-                      const Concurrency& at_once) {
-  return Parameters(backward_params(p, c, workspace, at_once));
+Step backward_step(const Program& program, const BackwardSm80Config& c, int threads, int shared_bytes,
+                   BackwardBlocks blocks) {
+  return backward_step(
+      program, c, threads, shared_bytes, blocks,
+      [](const AttentionArguments& p, const BackwardSm80Config& config, const core::Workspace& workspace,
+         const Concurrency& at_once) { return Parameters(backward_params(p, config, workspace, at_once)); });
 }
+
+namespace {
 
 // Over tiles of scores.
 Step tile_step(const char* file, const char* kernel, const BackwardSm80Config& c, const std::string& user,
                BackwardBlocks blocks) {
-  return backward_step(backward_program(file, kernel, c, user), c, c.num_warps * 32, shared_bytes(c), blocks,
-                       parameters);
+  return backward_step(backward_program(file, kernel, c, user), c, c.num_warps * 32, shared_bytes(c), blocks);
 }
 // Over rows, which know no score: one program serves the calls of every feature. masks: those that it reads.
 Step row_step(const char* kernel, const BackwardSm80Config& c, int threads, int shared_bytes, BackwardBlocks blocks,
@@ -172,7 +173,7 @@ Step row_step(const char* kernel, const BackwardSm80Config& c, int threads, int 
   of_rows.stages = 1;
   of_rows.vector_loads = true;
   return backward_step(backward_program("backward_sm80/backward_rows.cuh", kernel, of_rows, user), c, threads,
-                       shared_bytes, blocks, parameters);
+                       shared_bytes, blocks);
 }
 // The first one. With a sink the element masks say which queries see a key.
 Step first_row_step(const AttentionShape& bounds, const BackwardSm80Config& c, const std::string& user) {
@@ -184,12 +185,10 @@ Step first_row_step(const AttentionShape& bounds, const BackwardSm80Config& c, c
 
 // Blocks of the grids over key tiles.
 int64_t key_blocks(const AttentionArguments& p, const BackwardSm80Config& c) {
-  const bool wants_some = p.tensors[Name::dq].data != nullptr || p.tensors[Name::dk].data != nullptr ||
-                          p.tensors[Name::dv].data != nullptr || p.d_alibi_slopes.data != nullptr;
-  return wants_some ? p.batch * p.heads_kv * ceil_div(p.seqlen_kv, c.tile_kv) : 0;
+  return p.wants_scores() ? p.batch * p.heads_kv * ceil_div(p.seqlen_kv, c.tile_kv) : 0;
 }
 int64_t dq_blocks(const AttentionArguments& p, const BackwardSm80Config& c) {
-  return p.tensors[Name::dq].data != nullptr ? backward_row_blocks(p, c) : 0;
+  return p.wants(Name::dq) ? backward_row_blocks(p, c) : 0;
 }
 int64_t head_blocks(const AttentionArguments& p, const BackwardSm80Config&) {
   const auto entries = [&](const core::ScoreGradient& t) {

@@ -30,6 +30,9 @@ using BackwardParameters = Parameters (*)(const core::AttentionArguments& call,
                                           const Concurrency& at_once);
 Step backward_step(const Program& program, const portable::BackwardSm80Config& config, int threads, int shared_bytes,
                    BackwardBlocks blocks, BackwardParameters parameters);
+// One whose parameters are BackwardParams.
+Step backward_step(const Program& program, const portable::BackwardSm80Config& config, int threads, int shared_bytes,
+                   BackwardBlocks blocks);
 
 // Classes of tiles, and what each query brings along; the schedule, if the call has one.
 void add_steps_before(Recipe& recipe, const core::AttentionShape& bounds, const portable::BackwardSm80Config& config,

@@ -9,6 +9,7 @@
 #include "cuda/driver/tensor_map.hpp"
 #include "cuda/kernels/backward_sm80/steps.hpp"
 #include "cuda/kernels/backward_sm90/params.cuh"
+#include "cuda/launch/forward_arguments.hpp"
 #include "cuda/launch/forward_cost.hpp"
 #include "cuda/launch/score_config.hpp"
 #include "operations/attention/arguments.hpp"
@@ -23,7 +24,7 @@ using core::Name;
 using portable::BackwardSm80Config;
 using portable::BackwardSm90Config;
 
-int32_t padded(int64_t head_dim) { return head_dim <= 128 ? 128 : head_dim <= 192 ? 192 : 256; }
+int32_t padded(int64_t head_dim) { return compiled_head_dim(head_dim, {128, 192, 256}); }
 
 BackwardSm90Config config_of(const AttentionShape& p) {
   const int64_t head_dim = std::max(p.head_dim_qk, p.head_dim_v);
@@ -96,8 +97,6 @@ Step tile_step(const char* file, const char* kernel, const BackwardSm90Config& c
             return Launch{{static_cast<unsigned>(count), 1, 1}, Parameters(params_of(p, c, workspace, at_once))};
           }};
 }
-bool wants(const AttentionArguments& p, Name name) { return p.tensors[name].data != nullptr; }
-int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
 // A block a key tile.
 int64_t key_blocks(const AttentionArguments& p, const BackwardSm90Config& c) {
   return p.batch * p.heads_kv * ceil_div(p.seqlen_kv, portable::backward_tile_kv(c));
@@ -107,7 +106,7 @@ int64_t key_blocks(const AttentionArguments& p, const BackwardSm90Config& c) {
 Step main_step(const BackwardSm90Config& c, const std::string& user) {
   Step step = tile_step("backward_sm90.cuh", "backward_sm90", c, user, portable::layout(c).bytes,
                         [](const AttentionArguments& p, const BackwardSm90Config& of) {
-                          return wants(p, Name::dq) || wants(p, Name::dk) || wants(p, Name::dv) ? key_blocks(p, of) : 0;
+                          return p.wants(Name::dq) || p.wants(Name::dk) || p.wants(Name::dv) ? key_blocks(p, of) : 0;
                         });
   step.blocks_wait = true;
   return step;
@@ -116,42 +115,30 @@ Step main_step(const BackwardSm90Config& c, const std::string& user) {
 Step store_dq_step(const BackwardSm90Config& c) {
   BackwardSm90Config of_rows = c;
   of_rows.score = {.elements = c.score.elements, .mask = c.score.mask};
-  return {
-      .program = program("backward_sm90.cuh", "store_dq_sm90", of_rows, user_source()),
-      .threads = 256,
-      .shared_bytes = portable::kBackwardTileQ * portable::gradient_row_bytes(c.head_dim_qk),
-      .launch = [c](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
-                    const core::Workspace& workspace) -> std::optional<Launch> {
-        const AttentionArguments& p = core::attention(call);
-        const BackwardSm80Config steps = steps_config(c);
-        const int64_t blocks = wants(p, Name::dq) ? backward_row_blocks(p, steps) : 0;
-        if (blocks == 0) return std::nullopt;
-        return Launch{{static_cast<unsigned>(blocks), 1, 1}, Parameters(backward_params(p, steps, workspace, at_once))};
-      }};
+  return backward_step(program("backward_sm90.cuh", "store_dq_sm90", of_rows, user_source()), steps_config(c), 256,
+                       portable::kBackwardTileQ * portable::gradient_row_bytes(c.head_dim_qk),
+                       [](const AttentionArguments& p, const BackwardSm80Config& steps) {
+                         return p.wants(Name::dq) ? backward_row_blocks(p, steps) : 0;
+                       });
 }
 
 // The two kernels where dQ is apart.
 Step dkv_step(const BackwardSm90Config& c, const std::string& user) {
   return tile_step("backward_dkv_sm90.cuh", "backward_dkv_sm90", c, user, portable::layout(c).bytes,
                    [](const AttentionArguments& p, const BackwardSm90Config& of) {
-                     return wants(p, Name::dk) || wants(p, Name::dv) ? key_blocks(p, of) : 0;
+                     return p.wants(Name::dk) || p.wants(Name::dv) ? key_blocks(p, of) : 0;
                    });
 }
 Step dq_step(const BackwardSm90Config& c, const std::string& user) {
   return tile_step("backward_dq_sm90.cuh", "backward_dq_sm90", c, user, portable::dq_layout(c).bytes,
                    [](const AttentionArguments& p, const BackwardSm90Config&) {
-                     return wants(p, Name::dq) || p.d_alibi_slopes.data != nullptr
+                     return p.wants(Name::dq) || p.d_alibi_slopes.data != nullptr
                                 ? p.batch * p.heads_q * ceil_div(p.seqlen_q, portable::kBackwardDqTileQ)
                                 : 0;
                    });
 }
 
 }  // namespace
-
-std::string backward_sm90_unavailable(const DeviceInfo& device) {
-  if (device.arch == 90) return "";
-  return message("runs on Hopper (sm_90), and GPU ", device.id, " (", device.name, ") is sm_", device.arch);
-}
 
 Recipe backward_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) {
   const AttentionShape& bounds = core::attention(shape);

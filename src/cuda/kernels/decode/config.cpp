@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "cuda/compile/expression.hpp"
+#include "cuda/launch/forward_tiles.hpp"
 #include "cuda/launch/score_config.hpp"
 
 namespace tessella::cuda {
@@ -15,12 +16,9 @@ using portable::DecodeConfig;
 using portable::Element;
 
 int32_t padded(int64_t head_dim, Element cache) {
-  for (const int32_t compiled : {32, 64, 96, 128, 192}) {
-    // A row of a tile is a whole number of pairs of 16-byte chunks.
-    if (cache == Element::i4 && compiled % 64 != 0) continue;
-    if (head_dim <= compiled) return compiled;
-  }
-  return 256;
+  // A row of a tile is a whole number of pairs of 16-byte chunks.
+  if (cache == Element::i4) return compiled_head_dim(head_dim, {64, 128, 192, 256});
+  return compiled_head_dim(head_dim, {32, 64, 96, 128, 192, 256});
 }
 
 // A multiprocessor reaches its fraction of the memory bandwidth with this many bytes of keys and values in flight.

@@ -1,6 +1,7 @@
 #include "cuda/kernels/forward_f8_sm90/config.hpp"
 
 #include "cuda/compile/expression.hpp"
+#include "cuda/kernels/forward_sm90/hopper_forward.hpp"
 #include "cuda/launch/score_config.hpp"
 
 namespace tessella::cuda {
@@ -12,14 +13,6 @@ using core::Feature;
 using core::Name;
 using portable::ForwardSm90Config;
 using portable::KeyScales;
-
-// Head dims that are compiled.
-int32_t padded(int64_t head_dim) {
-  for (const int32_t compiled : {64, 96, 128, 192}) {
-    if (head_dim <= compiled) return compiled;
-  }
-  return 256;
-}
 
 // One factor serves a tile of keys where blocks of rows are whole tiles of each sequence.
 KeyScales key_scales(const AttentionShape& p) {
@@ -36,8 +29,8 @@ KeyScales key_scales(const AttentionShape& p) {
 ForwardSm90Config forward_f8_sm90_config(const AttentionShape& p) {
   const bool is_wide = p.head_dim_qk > 128 || p.head_dim_v > 128;  // registers hold the scores of fewer keys
   return {.score = score_config(p),
-          .head_dim_qk = padded(p.head_dim_qk),
-          .head_dim_v = padded(p.head_dim_v),
+          .head_dim_qk = hopper_head_dim(p.head_dim_qk),
+          .head_dim_v = hopper_head_dim(p.head_dim_v),
           .tile_q = 2 * portable::kWarpgroupRows,
           .tile_kv = is_wide ? portable::kKeyTile / 2 : portable::kKeyTile,
           .paged = p.features.has(Feature::paged_kv),

@@ -161,10 +161,7 @@ Recipe forward_f8_sm90_recipe(const core::Shape& shape, const DeviceInfo& device
   if (std::string reason = ineligible(bounds, config, device); !reason.empty()) return {.ineligible = reason};
   const std::string user = user_source(bounds.score_mod, bounds.mask_mod);
   Recipe recipe{.workspace = workspace_of(bounds, config), .description = description(config, !is_transposed(bounds))};
-  add_mask_passes(
-      recipe, bounds, config, user,
-      [config](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,
-               const Concurrency& at_once) { return params_of(arguments, config, map, workspace, at_once).forward; });
+  add_hopper_mask_passes(recipe, bounds, config, user);
   if (!is_transposed(bounds)) recipe.steps.push_back(transpose_step(config));
   recipe.steps.push_back(hopper_forward_step(
       forward_f8_sm90_program(config, user), config,

@@ -15,13 +15,8 @@ using portable::ForwardSm80Config;
 using portable::MaskLevel;
 using portable::ScoreConfig;
 
-// Head dims that are compiled; a kernel is never asked for more than 512.
-int32_t padded(int64_t head_dim) {
-  for (const int32_t compiled : {32, 64, 96, 128, 192, 256, 384}) {
-    if (head_dim <= compiled) return compiled;
-  }
-  return 512;
-}
+// A kernel is never asked for more than 512.
+int32_t padded(int64_t head_dim) { return compiled_head_dim(head_dim, {32, 64, 96, 128, 192, 256, 384, 512}); }
 
 // Ways to divide a block's rows over warps, best first. With two blocks of 16 rows a warp reads every k and v once for
 // both, which halves the shared memory traffic of a matrix instruction. Narrow slices of v save registers, but compute

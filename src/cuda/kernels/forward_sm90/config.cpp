@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/compile/expression.hpp"
+#include "cuda/kernels/forward_sm90/hopper_forward.hpp"
 #include "cuda/launch/score_config.hpp"
 
 namespace tessella::cuda {
@@ -11,14 +12,6 @@ namespace {
 using core::AttentionShape;
 using core::Feature;
 using portable::ForwardSm90Config;
-
-// Head dims that are compiled.
-int32_t padded(int64_t head_dim) {
-  for (const int32_t compiled : {64, 96, 128, 192}) {
-    if (head_dim <= compiled) return compiled;
-  }
-  return 256;
-}
 
 // Features that the choice of tiles depends on, in addition to head dims.
 enum Need : uint32_t {
@@ -100,8 +93,8 @@ constexpr Row kRows[] = {
 
 ForwardSm90Config forward_sm90_config(const AttentionShape& p) {
   ForwardSm90Config c{.score = score_config(p),
-                      .head_dim_qk = padded(p.head_dim_qk),
-                      .head_dim_v = padded(p.head_dim_v),
+                      .head_dim_qk = hopper_head_dim(p.head_dim_qk),
+                      .head_dim_v = hopper_head_dim(p.head_dim_v),
                       .paged = p.features.has(Feature::paged_kv)};
   const uint32_t has = needs(c, p);
   const Row& row = *std::ranges::find_if(kRows, [&](const Row& of) {

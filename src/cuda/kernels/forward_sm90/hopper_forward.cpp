@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/message.hpp"
+#include "cuda/kernels/classify/classify.hpp"
 
 namespace tessella::cuda {
 
@@ -62,6 +63,16 @@ portable::ForwardSm90Params forward_sm90_params(const AttentionArguments& p, con
   params.may_have_zero_rows = may_have_zero_rows(p, config.score) ? 1 : 0;
   params.box_kv = narrow(std::gcd<int64_t>(config.tile_kv, p.page_size));
   return params;
+}
+
+void add_hopper_mask_passes(Recipe& recipe, const core::AttentionShape& bounds, const ForwardSm90Config& config,
+                            const std::string& user_source) {
+  add_mask_passes(
+      recipe, bounds, config, user_source,
+      [config](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,
+               const Concurrency& at_once) {
+        return forward_sm90_params(arguments, config, map, workspace.state, workspace.scratch, at_once).forward;
+      });
 }
 
 Step hopper_forward_step(const Program& program, const ForwardSm90Config& config, ForwardSm90ParamsOf params) {

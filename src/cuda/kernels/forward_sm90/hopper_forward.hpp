@@ -12,6 +12,9 @@
 
 namespace tessella::cuda {
 
+// As compiled.
+inline int32_t hopper_head_dim(int64_t head_dim) { return compiled_head_dim(head_dim, {64, 96, 128, 192, 256}); }
+
 // Why the copy engine cannot read the call's q, k and v, or "".
 std::string unreadable_by_copy_engine(const core::AttentionShape& shape);
 
@@ -19,6 +22,10 @@ std::string unreadable_by_copy_engine(const core::AttentionShape& shape);
 portable::ForwardSm90Params forward_sm90_params(const core::AttentionArguments& arguments,
                                                 const portable::ForwardSm90Config& config, const TileMap& map,
                                                 void* counter, void* scratch, const Concurrency& at_once);
+
+// Adds the passes over element masks to a recipe.
+void add_hopper_mask_passes(Recipe& recipe, const core::AttentionShape& bounds,
+                            const portable::ForwardSm90Config& config, const std::string& user_source);
 
 // The kernel's parameters, of the call's tile map.
 using ForwardSm90ParamsOf =

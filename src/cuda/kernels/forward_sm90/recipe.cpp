@@ -62,23 +62,13 @@ portable::ForwardSm90Params params_with_maps(const AttentionArguments& p, const 
 
 }  // namespace
 
-std::string forward_sm90_unavailable(const DeviceInfo& device) {
-  if (device.arch == 90) return "";
-  return message("runs on Hopper (sm_90), and GPU ", device.id, " (", device.name, ") is sm_", device.arch);
-}
-
 Recipe forward_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) {
   const core::AttentionShape& bounds = core::attention(shape);
   const auto config = forward_sm90_config(bounds);
   if (std::string reason = ineligible(bounds, config, device); !reason.empty()) return {.ineligible = reason};
   const std::string user = user_source(bounds.score_mod, bounds.mask_mod);
   Recipe recipe{.workspace = workspace_of(bounds, config), .description = description(config)};
-  add_mask_passes(
-      recipe, bounds, config, user,
-      [config](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,
-               const Concurrency& at_once) {
-        return forward_sm90_params(arguments, config, map, workspace.state, workspace.scratch, at_once).forward;
-      });
+  add_hopper_mask_passes(recipe, bounds, config, user);
   recipe.steps.push_back(hopper_forward_step(
       forward_sm90_program(config, user), config,
       [config](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,

@@ -5,8 +5,6 @@
 
 namespace tessella::cuda {
 
-// Why not on this GPU, or "".
-std::string forward_sm90_unavailable(const DeviceInfo& device);
 Recipe forward_sm90_recipe(const core::Shape& bounds, const DeviceInfo& device);
 core::Cost forward_sm90_cost(const core::Arguments& arguments, const DeviceInfo& device);
 

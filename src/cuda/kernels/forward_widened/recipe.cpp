@@ -76,8 +76,7 @@ Inner inner_by(const char* name, MakeRecipe make, const AttentionShape& p, bool 
 // The best kernel for q, k and v as they are, if only out or amax keep it from the call, or for the copies.
 Inner inner_of(const AttentionShape& p, const DeviceInfo& device) {
   constexpr int64_t kMostSm90 = 256;
-  if (forward_sm90_unavailable(device).empty() && p.dtype() != DType::f32 &&
-      std::max(p.head_dim_qk, p.head_dim_v) <= kMostSm90) {
+  if (lacks_hopper(device).empty() && p.dtype() != DType::f32 && std::max(p.head_dim_qk, p.head_dim_v) <= kMostSm90) {
     if (p.dtype() == DType::f8e4m3fn && (around(p, true).narrows || has_amax(p))) {
       Inner inner = inner_by("cuda.forward_f8_sm90", forward_f8_sm90_recipe, p, true, device);
       if (inner.recipe.ineligible.empty()) return inner;

@@ -51,10 +51,7 @@ Step step_of(const char* kernel, const BackwardSm80Config& c, const std::string&
          const Concurrency& at_once) { return Parameters(standard_params(p, config, memory, at_once)); });
 }
 
-bool wants(const AttentionArguments& p, Name name) { return p.tensors[name].data != nullptr; }
-int64_t key_tiles(const AttentionArguments& p, const BackwardSm80Config& c) {
-  return (p.seqlen_kv + c.tile_kv - 1) / c.tile_kv;
-}
+int64_t key_tiles(const AttentionShape& p, const BackwardSm80Config& c) { return ceil_div(p.seqlen_kv, c.tile_kv); }
 
 }  // namespace
 
@@ -62,8 +59,7 @@ Recipe standard_backward_recipe(const core::Shape& shape, const DeviceInfo& devi
   const AttentionShape& bounds = core::attention(shape);
   const BackwardSm80Config c = standard_config(bounds, device);
   if (std::string reason = backward_ineligible(bounds, c, device); !reason.empty()) return {.ineligible = reason};
-  if (bounds.batch * bounds.heads_q * ((bounds.seqlen_kv + c.tile_kv - 1) / c.tile_kv) > kMaxBlocks ||
-      all_bytes(bounds, c) > kMaxBytes) {
+  if (bounds.batch * bounds.heads_q * key_tiles(bounds, c) > kMaxBlocks || all_bytes(bounds, c) > kMaxBytes) {
     return {.ineligible = "is there to be compared, and the call is too large for it"};
   }
   const std::string user = user_source_with_gradient(bounds.score_mod, bounds.mask_mod, bounds.score_mod_gradient);
@@ -73,17 +69,15 @@ Recipe standard_backward_recipe(const core::Shape& shape, const DeviceInfo& devi
   add_steps_before(recipe, bounds, c, user);
   recipe.steps.push_back(
       step_of("standard_d_scores", c, user, [](const AttentionArguments& p, const BackwardSm80Config& config) {
-        const bool wants_some =
-            wants(p, Name::dq) || wants(p, Name::dk) || wants(p, Name::dv) || p.d_alibi_slopes.data != nullptr;
-        return wants_some ? p.batch * p.heads_q * key_tiles(p, config) : 0;
+        return p.wants_scores() ? p.batch * p.heads_q * key_tiles(p, config) : 0;
       }));
   recipe.steps.push_back(
       step_of("standard_dk_dv", c, user, [](const AttentionArguments& p, const BackwardSm80Config& config) {
-        return wants(p, Name::dk) || wants(p, Name::dv) ? p.batch * p.heads_kv * key_tiles(p, config) : 0;
+        return p.wants(Name::dk) || p.wants(Name::dv) ? p.batch * p.heads_kv * key_tiles(p, config) : 0;
       }));
   recipe.steps.push_back(
       step_of("standard_dq", c, user, [](const AttentionArguments& p, const BackwardSm80Config& config) {
-        return wants(p, Name::dq) ? backward_row_blocks(p, config) : 0;
+        return p.wants(Name::dq) ? backward_row_blocks(p, config) : 0;
       }));
   for (Step& step : steps_behind(bounds, c, user)) recipe.steps.push_back(std::move(step));
   return recipe;
