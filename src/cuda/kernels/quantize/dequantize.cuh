@@ -83,8 +83,7 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
   constexpr int N = RowLane<C>::kColumns;
   using Tile = TransposedTile<C>;
   const RowLane<C> t(p);
-  for (int64_t idx = blockIdx.x; idx < p.entries; idx += gridDim.x) {
-    const Tile tile(p, idx);
+  Tile::for_tiles(p, [&](const Tile& tile) {
     Tile::for_words(C.columns, [&](int32_t column, int32_t word, int32_t at) {
       uint32_t bits = 0;
       if (column < p.head_dim) {
@@ -110,8 +109,7 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
       }
       write_numbers(p, t, r, words);
     }
-    __syncthreads();  // before the next tile's columns
-  }
+  });
 }
 
 }  // namespace tessella::device

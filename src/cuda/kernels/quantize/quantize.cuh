@@ -218,8 +218,7 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
   constexpr int N = RowLane<C>::kColumns;
   using Tile = TransposedTile<C>;
   const RowLane<C> t(p);
-  for (int64_t idx = blockIdx.x; idx < p.entries; idx += gridDim.x) {
-    const Tile tile(p, idx);
+  Tile::for_tiles(p, [&](const Tile& tile) {
     for (int32_t row = t.row; row < Tile::kRows; row += Tile::kAtOnce) {
       const HeadRow r = tile.head_row(p, row);
       if constexpr (C.shifts) write_shift(p, t, r);
@@ -244,8 +243,7 @@ __global__ void __launch_bounds__(portable::kQuantizeThreads, portable::blocks_p
         for (int j = 0; j < 4; ++j) into[j] = static_cast<uint8_t>(bits >> 8 * j);
       }
     });
-    __syncthreads();  // before the next tile's rows
-  }
+  });
 }
 
 }  // namespace tessella::device

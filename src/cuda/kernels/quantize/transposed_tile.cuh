@@ -25,6 +25,15 @@ struct TransposedTile {
     begin = static_cast<int32_t>(idx - of_batch * (padded / kRows)) * kRows;
   }
 
+  // Calls f(tile) for each tile of the block. All of its threads are done with a tile before the next one.
+  template <class F>
+  __device__ __forceinline__ static void for_tiles(const QuantizeParams& p, F&& f) {
+    for (int64_t idx = blockIdx.x; idx < p.entries; idx += gridDim.x) {
+      f(TransposedTile(p, idx));
+      __syncthreads();
+    }
+  }
+
   // None behind the tensor's last row.
   __device__ __forceinline__ HeadRow head_row(const QuantizeParams& p, int32_t row) const {
     HeadRow r;
