@@ -1,14 +1,16 @@
 // Reading, running and checking a call, written once over the traits struct of its operation. Beside what
 // core/operation_of.hpp asks for it has
-//   Args, Options, kArgs, kOptions         the user's structs and their defaults
+//   Args, Options, kArgs, kOptions         the user's structs and their defaults; Options has kernel and allocator
 //   kOperation
 //   read(args, options, Reading)           Arguments, with shapes, dtypes, strides and devices checked
 //   validate(arguments, function)          checks values; tables on a GPU are not read
 //   validate_sizes(shape, function)        also of a plan's bounds, whose arithmetic must not overflow
 //   bounds(shape, options)                 the shape of a call with the bounds of the options where larger
 // and, where there is something to say:
-//   validate_tables(arguments, function)   checks the values of tables that are on the host
+//   validate_tables(arguments, function)   checks the values of tables that are on the host; Options then has
+//                                          check_device_values
 //   validate_checkable(arguments)          whether the call wrote over what a check would read
+//   Arguments::read_seeds()                takes up seeds whose memory was copied to the host
 // They throw Error(invalid_argument or unsupported) naming the function, the argument, what it is and what was
 // expected.
 #pragma once
@@ -58,6 +60,7 @@ void run_call(const typename Operation::Args* args, const typename Operation::Op
 // Checks results, also on a GPU, after all its streams are done.
 template <typename Operation>
 reference::CheckReport check(const typename Operation::Arguments& arguments, int64_t num_rows, uint64_t seed) {
+  reference::require_oracle(&arguments);
   if constexpr (requires { Operation::validate_checkable(arguments); }) Operation::validate_checkable(arguments);
   const core::Device device = arguments.device;
   if (device.type == core::DeviceType::cpu) return reference::check(&arguments, num_rows, seed, device.type);

@@ -11,7 +11,6 @@
 #include "core/message.hpp"
 #include "core/operation_type.hpp"
 #include "core/overlaps.hpp"
-#include "operations/attention/arguments.hpp"
 
 namespace tessella::api {
 
@@ -48,9 +47,9 @@ void end_if_cancelled(const core::Arguments& arguments, const char* function) {
 void check_schedule(const Plan& plan, const core::Arguments& arguments, const char* function) {
   if (plan.schedule_bytes == 0) return;
   const int64_t expected = schedule_bytes(plan, arguments);
-  const int64_t got = core::attention(arguments).schedule_bytes;
+  const int64_t got = arguments.type().schedule_bytes(arguments.data());
   if (got >= expected) return;
-  if (core::attention(arguments).features.has_any(core::kMappedMasks)) {
+  if (core::facts(arguments).features.has_any(core::kMappedMasks)) {
     invalid(message(function, ": the schedule, the map of the mask, has ", got, " bytes, expected at least ", expected,
                     " for a call of these sizes"));
   }

@@ -14,7 +14,7 @@ namespace tessella::core {
 // A pointer to the arguments of a call of any operation.
 class Arguments {
  public:
-  template <HasShape A>
+  template <IsArguments A>
   Arguments(const A* arguments)  // NOLINT(google-explicit-constructor): as a variant takes its alternatives
       : type_(&A::type()), data_(arguments) {}
 
@@ -22,7 +22,7 @@ class Arguments {
   const void* data() const { return data_; }
 
   // A: those of the operation.
-  template <HasShape A>
+  template <IsArguments A>
   const A& as() const {
     if (type_ != &A::type()) fail_type();
     return *static_cast<const A*>(data_);
@@ -37,5 +37,6 @@ class Arguments {
 
 // The call's own shape.
 Shape shape(const Arguments& arguments);
+ShapeFacts facts(const Arguments& arguments);
 
 }  // namespace tessella::core

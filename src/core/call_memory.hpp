@@ -1,9 +1,9 @@
 // Calls f for the memory of each argument of a call. The checks that outputs and the workspace do not overlap use it.
 #pragma once
 
+#include "core/access.hpp"
 #include "core/fields.hpp"
 #include "core/memory_range.hpp"
-#include "core/operation_type.hpp"
 
 namespace tessella::core {
 

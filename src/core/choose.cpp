@@ -168,6 +168,7 @@ void check_fits(const Plan& plan, const Shape& shape, const char* function) {
     invalid(message(function, ": operation is ", name(operation(shape)), ", expected ", name(operation(plan.shape)),
                     ", what the plan was made for"));
   }
+  if (&shape.type() != &plan.shape.type()) throw Error(ErrorCode::internal, "a plan is of another operation");
   shape.type().check_fits(plan.shape.data(), shape.data(), function);
 }
 

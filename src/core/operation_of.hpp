@@ -1,8 +1,9 @@
 // An OperationType made of a traits struct, which an operation's room gives:
 //   Shape, Arguments           aggregates; Arguments derives from Shape
 //   Shape::Self, type()        Shape itself, and the OperationType
-//   Shape::fields(f)           its members (core/fields.hpp)
-//   Arguments::memory(a, f)    all that the arguments point to (core/call_memory.hpp)
+//   Shape                      operator==, dtype(), operation, device, num_threads, num_sms, and features where it has
+//   any Arguments                  cancel, and schedule_bytes where it may be given a schedule Shape::fields(f) its
+//   members (core/fields.hpp) Arguments::memory(a, f)    all that the arguments point to (core/call_memory.hpp)
 //   kFirstTensor, kIsOn        words for messages
 //   ineligible(kernel, shape)  why the kernel's row does not have the shape, beyond operation, device, dtypes, features
 // and, where there is something to say:
@@ -15,7 +16,6 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <utility>
 
 #include "core/call_memory.hpp"
 #include "core/error.hpp"
@@ -112,16 +112,17 @@ class OperationOf final : public OperationType {
   using A = typename Operation::Arguments;
   static const S& of(const void* shape) { return *static_cast<const S*>(shape); }
   static const A& call(const void* arguments) { return *static_cast<const A*>(arguments); }
-
- public:
-  constexpr OperationOf() : OperationType(Operation::kFirstTensor, Operation::kIsOn) {}
-
-  ShapeFacts facts(const void* shape) const override {
-    const S& s = of(shape);
+  static ShapeFacts facts_of(const S& s) {
     ShapeFacts facts{s.operation, s.device, s.dtype(), {}, s.num_threads, s.num_sms};
     if constexpr (requires { s.features; }) facts.features = s.features;
     return facts;
   }
+
+ public:
+  constexpr OperationOf() : OperationType(Operation::kFirstTensor, Operation::kIsOn) {}
+
+  ShapeFacts facts(const void* shape) const override { return facts_of(of(shape)); }
+  ShapeFacts facts_of_call(const void* arguments) const override { return facts_of(call(arguments)); }
   bool equal(const void* a, const void* b) const override { return of(a) == of(b); }
   std::shared_ptr<const void> keep(const void* shape) const override {
     if constexpr (requires { Operation::keep(of(shape)); }) {
@@ -152,6 +153,10 @@ class OperationOf final : public OperationType {
 
   Shape shape(const void* arguments) const override { return call(arguments); }
   const int32_t* cancel(const void* arguments) const override { return call(arguments).cancel; }
+  int64_t schedule_bytes(const void* arguments) const override {
+    if constexpr (requires { call(arguments).schedule_bytes; }) return call(arguments).schedule_bytes;
+    return 0;
+  }
   void memory(const void* arguments, const MemoryVisitor& visit) const override { call_memory(call(arguments), visit); }
 };
 

@@ -1,5 +1,10 @@
 #include "core/overlaps.hpp"
 
+#include <functional>
+
+#include "core/arguments.hpp"
+#include "core/operation_type.hpp"
+
 namespace tessella::core {
 
 void validate_workspace(const Arguments& arguments, const WorkspaceSize& size, Workspace workspace,
@@ -12,7 +17,7 @@ void validate_workspace(const Arguments& arguments, const WorkspaceSize& size, W
       if (overlap(own->box, box)) fail_overlap(function, own->name, name);
     }
   };
-  arguments.type().memory(arguments.data(), separate);
+  arguments.type().memory(arguments.data(), std::cref(separate));  // which a std::function holds without memory
 }
 
 }  // namespace tessella::core

@@ -28,13 +28,14 @@ struct NamedMemory {
 // Throws if an output overlaps other memory of the call. may_share(output, input): true for a pair that may.
 template <typename Arguments, typename MayShare>
 void validate_outputs(const Arguments& arguments, const char* function, MayShare&& may_share) {
-  std::array<NamedMemory, 7> outputs;  // gradients, and a schedule
+  std::array<NamedMemory, 8> outputs;
   size_t count = 0;
   call_memory(arguments, [&](const FieldName& name, const MemoryBox& box, Access access) {
     if (access != Access::written) return;
     for (size_t i = 0; i < count; ++i) {
       if (overlap(outputs[i].box, box)) fail_overlap(function, name, outputs[i].name);
     }
+    if (count == outputs.size()) throw Error(ErrorCode::internal, "a call has more outputs than are compared");
     outputs[count++] = {name, box};
   });
   call_memory(arguments, [&](const FieldName& name, const MemoryBox& box, Access access) {

@@ -13,6 +13,7 @@ namespace tessella::core {
 ShapeFacts facts(const Shape& shape) { return shape.type().facts(shape.data()); }
 
 Shape shape(const Arguments& arguments) { return arguments.type().shape(arguments.data()); }
+ShapeFacts facts(const Arguments& arguments) { return arguments.type().facts_of_call(arguments.data()); }
 
 void Shape::fail_type() { throw Error(ErrorCode::internal, "a shape is of another operation"); }
 void Arguments::fail_type() { throw Error(ErrorCode::internal, "arguments are of another operation"); }

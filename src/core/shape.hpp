@@ -5,8 +5,10 @@
 // differ). Shapes hold no pointer to a tensor.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "core/device.hpp"
 #include "core/dtype.hpp"
@@ -29,8 +31,12 @@ template <typename S>
 concept HasShape = requires(const S& s) {
   typename S::Self;
   static_cast<const typename S::Self&>(s);
-  S::type();
+  { S::type() } -> std::same_as<const OperationType&>;
 };
+template <typename S>
+concept IsShape = HasShape<S> && std::same_as<S, typename S::Self>;
+template <typename A>
+concept IsArguments = HasShape<A> && !std::same_as<A, typename A::Self>;
 
 class Shape {
  public:
@@ -45,6 +51,8 @@ class Shape {
     const typename S::Self* self = &shape;
     return {S::type(), std::shared_ptr<const void>(std::shared_ptr<const void>(), self)};
   }
+  template <HasShape S>
+  static Shape view(const S&&) = delete;
 
   Shape(const OperationType& type, std::shared_ptr<const void> data) : type_(&type), data_(std::move(data)) {}
 
@@ -52,7 +60,7 @@ class Shape {
   const void* data() const { return data_.get(); }
 
   // S: that of the operation.
-  template <HasShape S>
+  template <IsShape S>
   const S& as() const {
     if (type_ != &S::type()) fail_type();
     return *static_cast<const S*>(data_.get());

@@ -36,6 +36,9 @@ CheckReport check_forward(const core::AttentionArguments& arguments, int64_t num
 // be from it, follows from q, k, v, d_out, d_lse and the options.
 CheckReport check_backward(const core::AttentionArguments& arguments, int64_t num_rows, uint64_t seed);
 
+// Throws Error(unsupported) for a call that check() cannot compare, as the reference does not compute it.
+void require_oracle(const core::Arguments& arguments);
+
 // The check of a call of any operation, by that of its row in reference/kernels.cpp. computed_on: as of
 // check_forward().
 CheckReport check(const core::Arguments& arguments, int64_t num_rows, uint64_t seed, core::DeviceType computed_on);

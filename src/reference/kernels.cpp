@@ -52,8 +52,7 @@ core::Kernel ladder_kernel() {
                     void*) { ladder_run(algorithm, core::attention(a), plan.num_threads, workspace.scratch); }};
 }
 
-// Throws for what the reference does not compute.
-void require_oracle(const core::AttentionArguments& a) {
+void require_attention(const core::AttentionArguments& a) {
   core::AttentionShape on_cpu = a;
   on_cpu.device = {};
   on_cpu.features = on_cpu.features.without(core::kMadeBefore);
@@ -153,15 +152,18 @@ const core::Kernel& oracle(core::Operation operation) {
   return *std::ranges::find(reference_kernels(), operation, &core::Kernel::operation);
 }
 
+void require_oracle(const core::Arguments& arguments) {
+  const core::Operation operation = core::facts(arguments).operation;
+  if (operation == core::Operation::forward || operation == core::Operation::backward) {
+    require_attention(core::attention(arguments));
+  }
+}
+
 CheckReport check(const core::Arguments& arguments, int64_t num_rows, uint64_t seed, core::DeviceType computed_on) {
-  const core::Operation operation = core::operation(core::shape(arguments));
+  const core::Operation operation = core::facts(arguments).operation;
   switch (operation) {
-    case core::Operation::forward:
-      require_oracle(core::attention(arguments));
-      return check_forward(core::attention(arguments), num_rows, seed, computed_on);
-    case core::Operation::backward:
-      require_oracle(core::attention(arguments));
-      return check_backward(core::attention(arguments), num_rows, seed);
+    case core::Operation::forward: return check_forward(core::attention(arguments), num_rows, seed, computed_on);
+    case core::Operation::backward: return check_backward(core::attention(arguments), num_rows, seed);
     case core::Operation::append: return check_append(core::append(arguments), num_rows, seed);
     case core::Operation::merge: return check_merge(core::merge(arguments), num_rows, seed);
     case core::Operation::copy_pages: return check_copy_pages(core::copy_pages(arguments), num_rows, seed);

@@ -38,7 +38,8 @@ class ToyOperation : public testing::Test {
   }
   static core::Plan plan(const TwiceArguments& a, core::ForcedKernel forced = {}) {
     const std::array tables{twice_kernels()};
-    return core::choose(core::Shape::view(Twice::bounds(a, Twice::kOptions)), tables, forced, "twice");
+    const TwiceShape bounds = Twice::bounds(a, Twice::kOptions);
+    return core::choose(core::Shape::view(bounds), tables, forced, "twice");
   }
   template <typename Call>
   static std::string error_of(Call call) {

@@ -42,30 +42,29 @@ void make_schedule(const core::Arguments& arguments, const core::Plan& plan, voi
 
 template <const KernelRow& row>
 core::Kernel kernel() {
-  return {
-      .name = row.name,
-      .operation = row.operation,
-      .summary = row.summary,
-      .device = core::DeviceType::cuda,
-      .architectures = row.architectures,
-      .dtypes = row.dtypes,
-      .max_head_dim = row.max_head_dim,
-      .features = row.features,
-      .kv_dtypes = row.kv_dtypes,
-      .out_dtypes = row.out_dtypes,
-      .serves_few = row.serves_few,
-      .splits_keys = row.splits_keys,
-      .automatic = row.automatic,
-      .unavailable = [](core::Device device) { return unavailable(row, device); },
-      .offer = [](const core::Shape& bounds, int) { return offer(row, bounds); },
-      .cost = row.cost == nullptr
-                  ? nullptr
-                  : +[](const core::Arguments& a) { return row.cost(a, device_info(core::device(core::shape(a)).id)); },
-      .describe = describe,
-      .prepare = prepare,
-      .schedule_needed = row.schedule_needed,
-      .schedule = make_schedule,
-      .run = run};
+  return {.name = row.name,
+          .operation = row.operation,
+          .summary = row.summary,
+          .device = core::DeviceType::cuda,
+          .architectures = row.architectures,
+          .dtypes = row.dtypes,
+          .max_head_dim = row.max_head_dim,
+          .features = row.features,
+          .kv_dtypes = row.kv_dtypes,
+          .out_dtypes = row.out_dtypes,
+          .serves_few = row.serves_few,
+          .splits_keys = row.splits_keys,
+          .automatic = row.automatic,
+          .unavailable = [](core::Device device) { return unavailable(row, device); },
+          .offer = [](const core::Shape& bounds, int) { return offer(row, bounds); },
+          .cost = row.cost == nullptr
+                      ? nullptr
+                      : +[](const core::Arguments& a) { return row.cost(a, device_info(core::facts(a).device.id)); },
+          .describe = describe,
+          .prepare = prepare,
+          .schedule_needed = row.schedule_needed,
+          .schedule = make_schedule,
+          .run = run};
 }
 
 }  // namespace tessella::cuda

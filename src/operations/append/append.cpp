@@ -4,7 +4,6 @@
 #include <string>
 
 #include "core/error.hpp"
-#include "core/message.hpp"
 #include "core/operation_of.hpp"
 
 namespace tessella::core {

@@ -1,7 +1,6 @@
 // The arguments of append.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "core/access.hpp"

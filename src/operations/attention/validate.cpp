@@ -1,16 +1,14 @@
 // Preconditions of attention on values: ranges, lengths, tables, memory.
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "core/error.hpp"
-#include "core/memory_range.hpp"
+#include "core/limits.hpp"
 #include "core/message.hpp"
 #include "core/overlaps.hpp"
 #include "operations/attention/attention.hpp"
@@ -50,7 +48,7 @@ class Validator {
   }
   template <typename... Expected>
   void expect_entry(bool holds, const char* table, int64_t idx, int64_t got, const Expected&... expected) const {
-    if (!holds) invalid(message(function_, ": ", table, "[", idx, "] is ", got, ", expected ", expected...));
+    core::expect_entry(holds, function_, table, idx, got, expected...);
   }
 
   void scalars() const {
@@ -152,22 +150,21 @@ class Validator {
 }  // namespace
 
 void Forward::validate_sizes(const AttentionShape& p, const char* function) {
-  constexpr int64_t kMaxSeqlen = std::numeric_limits<int32_t>::max() - 1024;  // key indices fit in 32-bit lanes
   // Limits on counts that kernels loop over even if no row has an element.
-  constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
   for (const auto& [name, count] : {std::pair{"batch", p.batch}, std::pair{"heads_q", p.heads_q}}) {
-    if (count > kMaxCount) unsupported(message(function, ": ", name, " is ", count, ", expected at most ", kMaxCount));
+    if (count > kMostCount)
+      unsupported(message(function, ": ", name, " is ", count, ", expected at most ", kMostCount));
   }
-  if (p.seqlen_q > kMaxSeqlen / p.group()) {
-    unsupported(message(function, ": seqlen_q is ", p.seqlen_q, ", expected at most ", kMaxSeqlen / p.group(), " for ",
+  if (p.seqlen_q > kMostRows / p.group()) {
+    unsupported(message(function, ": seqlen_q is ", p.seqlen_q, ", expected at most ", kMostRows / p.group(), " for ",
                         p.group(), " query heads a KV head"));
   }
-  if (p.seqlen_kv > kMaxSeqlen) {
-    unsupported(message(function, ": seqlen_kv is ", p.seqlen_kv, ", expected at most ", kMaxSeqlen));
+  if (p.seqlen_kv > kMostRows) {
+    unsupported(message(function, ": seqlen_kv is ", p.seqlen_kv, ", expected at most ", kMostRows));
   }
   for (const auto& [name, count] : {std::pair{"q", p.total_q}, std::pair{"k", p.total_kv}}) {
-    if (count > kMaxCount) {
-      unsupported(message(function, ": ", name, " has ", count, " rows, expected at most ", kMaxCount));
+    if (count > kMostCount) {
+      unsupported(message(function, ": ", name, " has ", count, " rows, expected at most ", kMostCount));
     }
   }
   // In double, which cannot overflow: sizes of scratch are sums of such products with small factors.

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "core/error.hpp"
-#include "core/message.hpp"
 #include "core/operation_of.hpp"
 
 namespace tessella::core {

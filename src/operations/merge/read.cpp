@@ -1,6 +1,5 @@
 // merge: the user's structs -> arguments.
 
-#include <algorithm>
 #include <string>
 
 #include "core/error.hpp"

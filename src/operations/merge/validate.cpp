@@ -1,5 +1,4 @@
 // Preconditions of merge on values: ranges, sizes, memory.
-#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -45,10 +44,9 @@ class MergeValidator {
 }  // namespace
 
 void Merge::validate_sizes(const MergeShape& p, const char* function) {
-  constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
   for (const auto& [name, count] :
        {std::pair{"batch", p.batch}, std::pair{"seqlen", p.seqlen}, std::pair{"heads", p.heads}}) {
-    if (count > kMaxCount) unsupported(message(function, ": ", name, " is ", count, ", expected at most ", kMaxCount));
+    at_most(function, name, count, kMostCount);
   }
   const double rows = static_cast<double>(p.batch) * static_cast<double>(p.seqlen) * static_cast<double>(p.heads);
   const double elements = rows * static_cast<double>(p.head_dim);

@@ -1,6 +1,5 @@
 // quantize and dequantize: the user's structs -> arguments.
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
