@@ -1,4 +1,8 @@
 // Calls f for the memory of each argument of a call. The checks that outputs and the workspace do not overlap use it.
+//
+// Arguments::memory(a, f), with a const or not, calls f(FieldName, member, Access, sizes...) of all that the arguments
+// point to. Sizes of a Table: batch, count; of an Operand: batch, rows, heads, dim; of a score tensor: batch, heads,
+// queries, keys; Bytes and pointers have none.
 #pragma once
 
 #include "core/access.hpp"

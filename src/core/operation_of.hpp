@@ -1,14 +1,14 @@
-// An OperationType made of a traits struct, which an operation's room gives:
-//   Shape, Arguments           aggregates; Arguments derives from Shape
-//   Shape::Self, type()        Shape itself, and the OperationType
-//   Shape                      operator==, dtype(), operation, device, num_threads, num_sms, and features where it has
-//   any Arguments                  cancel, and schedule_bytes where it may be given a schedule Shape::fields(f) its
-//   members (core/fields.hpp) Arguments::memory(a, f)    all that the arguments point to (core/call_memory.hpp)
-//   kFirstTensor, kIsOn        words for messages
-//   ineligible(kernel, shape)  why the kernel's row does not have the shape, beyond operation, device, dtypes, features
-// and, where there is something to say:
-//   ineligible_dtypes(kernel, shape), missing_dtypes(kv_dtypes, shape, where), keep(shape)
-// Only the room's own .cpp includes this.
+// An OperationType made of a traits struct, which an operation's room gives. It has
+//
+// * Shape and Arguments: aggregates; Arguments derives from Shape.
+// * Shape: Self (itself), type(), fields(f) (core/fields.hpp), operator==, dtype(), operation, device, num_threads,
+//   num_sms, and features where it has any.
+// * Arguments: memory(a, f) (core/call_memory.hpp), cancel, and schedule_bytes where it may be given a schedule.
+// * kFirstTensor and kIsOn: words for messages.
+// * ineligible(kernel, shape): why the kernel's row does not have the shape, beyond what every row says.
+//
+// and, where there is something to say, ineligible_dtypes(kernel, shape), missing_dtypes(kv_dtypes, shape, where) and
+// keep(shape). Only the room's own .cpp includes this.
 #pragma once
 
 #include <memory>

@@ -11,6 +11,7 @@
 #include "core/choose.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
+#include "cuda/compile/members.hpp"
 #include "operations/append/shape.hpp"
 #include "operations/attention/shape.hpp"
 #include "operations/copy_pages/shape.hpp"
@@ -19,20 +20,6 @@
 
 namespace tessella::core {
 namespace {
-
-// How many members an aggregate has: how many values of any type its braces take.
-struct Any {
-  template <typename T>
-  operator T() const;  // NOLINT(google-explicit-constructor)
-};
-template <typename S, typename... Values>
-constexpr size_t count_members() {
-  if constexpr (requires { S{Values()..., Any()}; }) {
-    return count_members<S, Values..., Any>();
-  } else {
-    return sizeof...(Values);
-  }
-}
 
 // Of a member that is no list of others.
 template <typename Value>
@@ -85,7 +72,7 @@ TYPED_TEST(Fields, NameEveryMember) {
                                                                           : field.owner;
     if (std::find(owners.begin(), owners.end(), owner) == owners.end()) owners.push_back(owner);
   });
-  EXPECT_EQ(owners.size(), count_members<TypeParam>());
+  EXPECT_EQ(owners.size(), cuda::num_members<TypeParam>());
 }
 
 // A change of any member makes another key, and a call that does not fit unless the Fit allows it.

@@ -137,9 +137,7 @@ struct AttentionArguments : AttentionShape {
     if (offset_data != nullptr) offset = static_cast<uint64_t>(*offset_data);
   }
 
-  // f(FieldName, member, Access, sizes...) of all that the arguments point to. A: (const) AttentionArguments. Sizes of
-  // a Table: batch, count; of an Operand: batch, rows, heads, dim; of a score tensor: batch, heads, queries, keys.
-  // Absent ones are left out.
+  // All that the arguments point to (core/call_memory.hpp); what is absent may be left out.
   template <typename A, typename F>
   static void memory(A& a, F&& f);
 };

@@ -1,5 +1,4 @@
 // Preconditions of attention on values: ranges, lengths, tables, memory.
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -152,8 +151,7 @@ class Validator {
 void Forward::validate_sizes(const AttentionShape& p, const char* function) {
   // Limits on counts that kernels loop over even if no row has an element.
   for (const auto& [name, count] : {std::pair{"batch", p.batch}, std::pair{"heads_q", p.heads_q}}) {
-    if (count > kMostCount)
-      unsupported(message(function, ": ", name, " is ", count, ", expected at most ", kMostCount));
+    at_most(function, name, count, kMostCount);
   }
   if (p.seqlen_q > kMostRows / p.group()) {
     unsupported(message(function, ": seqlen_q is ", p.seqlen_q, ", expected at most ", kMostRows / p.group(), " for ",

@@ -53,8 +53,7 @@ struct QuantizeArguments : QuantizeShape {
   // Fills the members of the call's shape that follow from its operands.
   void derive_shape();
 
-  // f(FieldName, member, Access, sizes...) of all that the arguments point to. A: (const) QuantizeArguments. Sizes
-  // of a Table: batch, count; of an Operand: batch, rows, heads, dim; of a score tensor: batch, heads, queries, keys.
+  // All that the arguments point to (core/call_memory.hpp); what is absent may be left out.
   template <typename A, typename F>
   static void memory(A& a, F&& f) {
     const bool is_quantize = a.operation == Operation::quantize;
