@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "api/call.hpp"
 #include "cases/backward_features.hpp"
 #include "cuda/kernels/backward_sm80/recipe.hpp"
 #include "cuda/kernels/backward_sm90/recipe.hpp"
@@ -81,7 +82,7 @@ void expect_classes(const std::string& fields, bool has_map) {
   const Case c = case_of(fields);
   const std::string label = to_string(c) + (has_map ? " by the map" : "");
   Call call(c);
-  core::AttentionArguments p = api::read(&call.args(), call.options(), "emulated", nullptr);
+  core::AttentionArguments p = api::read<core::Forward>(&call.args(), call.options(), "emulated", nullptr);
   for (const core::Name name : core::kNames) p.operands[name].alignment = 16;
   if (has_map) p.features |= core::Feature::schedule;
   const cuda::DeviceInfo device = cuda::typical_device(90);

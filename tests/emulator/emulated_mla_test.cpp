@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "api/call.hpp"
 #include "cases/part.hpp"
 #include "cuda/kernels/forward_sm80/config.hpp"
 #include "emulated_decode_case.hpp"
@@ -192,7 +193,7 @@ TEST(RandomMla, EveryOneIsEligible) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     const Case c = random_mla_case(seed, "cuda.decode", "f32 bf16 f16");
     const Call call(c);
-    core::AttentionArguments p = api::read(&call.args(), call.options(), "random", nullptr);
+    core::AttentionArguments p = api::read<core::Forward>(&call.args(), call.options(), "random", nullptr);
     for (const core::Name name : core::kNames) p.operands[name].alignment = 16;
     for (const int arch : {80, 86, 90}) {
       ASSERT_EQ(cuda::decode_recipe(p, cuda::typical_device(arch)).ineligible, "") << to_string(c);

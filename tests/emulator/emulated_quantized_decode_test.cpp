@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/call.hpp"
 #include "cases/part.hpp"
 #include "cuda/kernels/forward_sm80/config.hpp"
 #include "emulated_decode_case.hpp"
@@ -258,7 +259,7 @@ TEST(RandomQuantizedDecode, EveryOneIsEligible) {
   for (uint64_t seed = 0; seed < 400; ++seed) {
     const Case c = random_quantized_case(seed, "cuda.decode", "bf16 f16 f32");
     const Call call(c);
-    core::AttentionArguments p = api::read(&call.args(), call.options(), "random", nullptr);
+    core::AttentionArguments p = api::read<core::Forward>(&call.args(), call.options(), "random", nullptr);
     for (const core::Name name : core::kNames) p.operands[name].alignment = 16;
     for (const core::Name name : {core::Name::q, core::Name::k, core::Name::v}) {
       const core::Operand& t = p.tensors[name];

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "api/call.hpp"
 #include "cuda/kernels/forward_sm80/config.hpp"
 #include "emulated_decode_case.hpp"
 #include "operations/attention/attention.hpp"
@@ -46,7 +47,7 @@ TEST(RandomDecode, EveryOneIsEligible) {
     for (uint64_t seed = 0; seed < 400; ++seed) {
       const Case c = random_decode_case(seed, kernel, "f32 bf16 f16");
       const Call call(c);
-      core::AttentionArguments p = api::read(&call.args(), call.options(), "random", nullptr);
+      core::AttentionArguments p = api::read<core::Forward>(&call.args(), call.options(), "random", nullptr);
       for (const core::Name name : core::kNames) p.operands[name].alignment = 16;
       for (const int arch : {80, 90}) ASSERT_EQ(recipe(p, cuda::typical_device(arch)).ineligible, "") << to_string(c);
     }
