@@ -23,6 +23,7 @@ struct ScoreMod {
 
 enum class Deterministic : int32_t { automatic = 0, required, not_needed };
 enum class QueryClass : int32_t { automatic = 0, few, many };
+enum class Activation : int32_t { none = 0, swiglu };
 
 // Every pointer of a call; views that are not set are absent.
 struct ForwardArgs {
@@ -337,6 +338,44 @@ struct DequantizeOptions {
   const std::atomic<int32_t>* cancel = nullptr;
 };
 
+// Rows, the weights that they are multiplied with, and what is added.
+struct LinearArgs {
+  // (rows, in_features), f64, f32, bf16 or f16: rows
+  TensorView x = {};
+  // (out_features, in_features), the dtype of x, i8 or f8e4m3fn: weights
+  TensorView w = {};
+  // (rows of w) f32: what each row of w is a multiple of
+  TensorView w_scale = {};
+  // (rows of w), the dtype of x, or f32: added to the sums
+  TensorView bias = {};
+  // (rows, out_features), the dtype of out: added to the result
+  TensorView residual = {};
+  // (rows, out_features), the dtype of x, or f32: written
+  TensorView out = {};
+};
+
+// How rows are multiplied.
+struct LinearOptions {
+  // swiglu: silu(a) b of the sums' first half a and their second half b
+  Activation activation = Activation::none;
+  // no work queued before writes w, w_scale or bias, so that a GPU may read them early
+  bool weights_ready = false;
+  // bits of a row that do not depend on how many there are
+  bool batch_invariant = false;
+  // GPU; 0 = all
+  int num_sms = 0;
+  // CPU; 0 = all that the process may use
+  int num_threads = 0;
+  // upper bound of the rows that a plan is made for; 0 = those of x
+  int64_t max_rows = 0;
+  // a name of `tessella kernels`; empty = automatic
+  std::string kernel = {};
+  // absent = the library's own
+  const tessella_allocator* allocator = nullptr;
+  // once not 0, the call throws Error(cancelled); see tessella.h
+  const std::atomic<int32_t>* cancel = nullptr;
+};
+
 namespace detail {
 
 static_assert(sizeof(std::atomic<int32_t>) == sizeof(int32_t) && std::atomic<int32_t>::is_always_lock_free);
@@ -510,6 +549,27 @@ inline void fill(tessella_dequantize_options& to, const DequantizeOptions& from)
   to.num_threads = from.num_threads;
   to.check_device_values = from.check_device_values ? 1 : 0;
   to.max_seqlen = from.max_seqlen;
+  to.kernel = given(from.kernel);
+  to.allocator = from.allocator;
+  to.cancel = reinterpret_cast<const int32_t*>(from.cancel);
+}
+
+inline void fill(tessella_linear_args& to, const LinearArgs& from) {
+  to.x = pointer(from.x);
+  to.w = pointer(from.w);
+  to.w_scale = pointer(from.w_scale);
+  to.bias = pointer(from.bias);
+  to.residual = pointer(from.residual);
+  to.out = pointer(from.out);
+}
+
+inline void fill(tessella_linear_options& to, const LinearOptions& from) {
+  to.activation = static_cast<int32_t>(from.activation);
+  to.weights_ready = from.weights_ready ? 1 : 0;
+  to.batch_invariant = from.batch_invariant ? 1 : 0;
+  to.num_sms = from.num_sms;
+  to.num_threads = from.num_threads;
+  to.max_rows = from.max_rows;
   to.kernel = given(from.kernel);
   to.allocator = from.allocator;
   to.cancel = reinterpret_cast<const int32_t*>(from.cancel);

@@ -65,7 +65,7 @@ enum {
   TESSELLA_APPEND = 3,     /* tessella_append_args, tessella_append_options */
   TESSELLA_MERGE = 4,      /* tessella_merge_args, tessella_merge_options */
   TESSELLA_QUANTIZE = 5,   /* tessella_quantize_args, tessella_quantize_options */
-  TESSELLA_LINEAR = 6,     /* `unsupported`: no kernel computes it yet */
+  TESSELLA_LINEAR = 6,     /* tessella_linear_args, tessella_linear_options */
   TESSELLA_COPY_PAGES = 7, /* tessella_copy_pages_args, tessella_copy_pages_options */
   TESSELLA_DEQUANTIZE = 8  /* tessella_dequantize_args, tessella_dequantize_options */
 };
@@ -718,6 +718,63 @@ typedef struct tessella_dequantize_options {
   { sizeof(tessella_dequantize_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 /* end of generated */
 
+typedef int32_t tessella_activation;
+enum { TESSELLA_ACTIVATION_NONE = 0, TESSELLA_SWIGLU = 1 };
+
+/* generated: linear_args, from src/api/arguments.toml */
+/* A linear layer of few rows: out = f(x w^T + bias) + residual, where f is the identity or that of option activation
+ * (FlashDecoding++, arXiv 2311.01282, sections 4 and 5).
+ *
+ *   x              (rows, in_features), f64, f32, bf16 or f16   in_features contiguous, here and in w
+ *   w              (out_features, in_features), the dtype of x, i8 or f8e4m3fn   with swiglu (2 out_features,
+ *                  in_features): first all rows of a, then all of b
+ *   w_scale        (rows of w) f32   required beside w of i8 or f8e4m3fn: a row of w is its scale times what is stored
+ *   bias           (rows of w), the dtype of x, or f32   added before f; NULL = none
+ *   residual       (rows, out_features), the dtype of out   added after f; NULL = none. It may be out, the very same
+ *                  view
+ *   out            (rows, out_features), the dtype of x, or f32   written
+ *
+ * Products are summed in fp32 (f64 in double) in an order of the kernel, the same in every run, and out is rounded
+ * once. The call is made for few rows, as decoding has: w is read once for each 64 of them. */
+typedef struct tessella_linear_args {
+  size_t struct_size;
+  const tessella_tensor* x;
+  const tessella_tensor* w;
+  const tessella_tensor* w_scale;
+  const tessella_tensor* bias;
+  const tessella_tensor* residual;
+  const tessella_tensor* out;
+} tessella_linear_args;
+
+#define TESSELLA_LINEAR_ARGS_INIT \
+  { sizeof(tessella_linear_args), 0, 0, 0, 0, 0, 0 }
+/* end of generated */
+
+/* generated: linear_options, from src/api/arguments.toml */
+/* Those that attention has too are as there. */
+typedef struct tessella_linear_options {
+  size_t struct_size;
+  /* TESSELLA_SWIGLU: silu(a) b, silu(a) = a / (1 + exp(-a)), of the first half a of the sums and their second half b
+     (arXiv 2002.05202) */
+  int32_t activation;
+  /* GPU. 1: no work that is queued before on the stream, and may still run, writes w, w_scale or bias. The kernel may
+     then read them before that work has ended (programmatic dependent launch) */
+  int32_t weights_ready;
+  /* 1: a row's bits do not depend on how many rows the call has */
+  int32_t batch_invariant;
+  int32_t num_sms;
+  int32_t num_threads;
+  /* upper bound of the rows that a plan is made for; 0 = those of x */
+  int64_t max_rows;
+  const char* kernel;
+  const tessella_allocator* allocator;
+  const int32_t* cancel;
+} tessella_linear_options;
+
+#define TESSELLA_LINEAR_OPTIONS_INIT \
+  { sizeof(tessella_linear_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* end of generated */
+
 /* Arguments and options of any operation: what plans and questions take. */
 typedef struct tessella_call {
   size_t struct_size;
@@ -775,6 +832,10 @@ TESSELLA_API tessella_status tessella_quantize(const tessella_quantize_args* arg
 TESSELLA_API tessella_status tessella_dequantize(const tessella_dequantize_args* args,
                                                  const tessella_dequantize_options* options, void* stream);
 
+/* Multiplies rows with a matrix of weights. stream: as for forward. */
+TESSELLA_API tessella_status tessella_linear(const tessella_linear_args* args, const tessella_linear_options* options,
+                                             void* stream);
+
 /* Chooses and prepares a kernel for calls like this one: same operation, dtypes, batch, heads, head dims, device and
  * features, lengths up to these (or max_seqlen_q/kv where larger). The plan keeps no pointer of the args; no memory of
  * q, k, v, out and lse is read here and in questions about a kernel, and data may be NULL beside a device_type (a
@@ -782,7 +843,7 @@ TESSELLA_API tessella_status tessella_dequantize(const tessella_dequantize_args*
  * made for its number of states, and for a seqlen up to this one (or max_seqlen where larger). One of append is made
  * for a batch and new rows up to these (or max_seqlen_new where larger), one of copy_pages for its number of pools and
  * for pairs up to these, one of quantize or dequantize for its batch and for a seqlen up to this one (or max_seqlen
- * where larger). */
+ * where larger), one of linear for rows up to these (or max_rows where larger). */
 TESSELLA_API tessella_status tessella_plan_make(const tessella_call* call, tessella_plan** plan);
 TESSELLA_API void tessella_plan_free(tessella_plan* plan);
 /* Runs it: no compile, no allocation where a workspace is given. options carry scale, window widths, softcap, seed. */

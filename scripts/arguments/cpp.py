@@ -25,6 +25,8 @@ STRUCTS = {
     "quantize_options": ("QuantizeOptions", "How rows are quantised."),
     "dequantize_args": ("DequantizeArgs", "Rows of 8 bits that become numbers again."),
     "dequantize_options": ("DequantizeOptions", "How rows were quantised."),
+    "linear_args": ("LinearArgs", "Rows, the weights that they are multiplied with, and what is added."),
+    "linear_options": ("LinearOptions", "How rows are multiplied."),
 }
 
 HEAD = f"""\
@@ -180,8 +182,9 @@ def tables(table: Table) -> list[str]:
 def header(table: Table) -> str:
     """The whole file."""
     lines: list[str] = []
-    for row in table["attention_options"]["fields"]:
-        lines += enum_of(row) if row["kind"] == "words" else []
+    for name in STRUCTS:
+        for row in table[name]["fields"]:
+            lines += enum_of(row) if row["kind"] == "words" else []
     lines.append("")
     for name in STRUCTS:
         lines += struct_of(name, table[name])

@@ -141,8 +141,8 @@ def problem(table: Table) -> str:
                     return f"{name}: {row['names']} has {key} = {row[key]!r}"
             if row["kind"] not in KINDS:
                 return f"{name}: {row['names']} has kind {row['kind']!r}, expected one of {', '.join(KINDS)}"
-            if row["kind"] == "words" and len(row["words"]) != 3:
-                return f"{name}: {row['names']} has {len(row['words'])} words, expected 3"
+            if row["kind"] == "words" and not 2 <= len(row["words"]) <= 3:
+                return f"{name}: {row['names']} has {len(row['words'])} words, expected 2 or 3"
             if "help" not in row and name not in WITHOUT_HELP and "cpp" not in row.get("no", ()):
                 return f"{name}: {row['names']} has no help"
         if "layout" not in struct:

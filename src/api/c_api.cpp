@@ -65,9 +65,6 @@ void with_structs(const tessella_call* call, const char* function, Fn&& fn) {
     return (visit.template operator()<Operations>() || ...);
   }(std::type_identity<api::Operations>());
   if (is_called) return;
-  if (operation == core::Operation::linear) {
-    core::unsupported(core::message(function, ": operation is ", name(operation), ", and no kernel computes it yet"));
-  }
   core::unsupported(
       core::message(function, ": operation is ", given.operation, ", expected one of tessella_operation, 1 to 8"));
 }
@@ -117,6 +114,11 @@ tessella_status tessella_quantize(const tessella_quantize_args* args, const tess
 tessella_status tessella_dequantize(const tessella_dequantize_args* args, const tessella_dequantize_options* options,
                                     void* stream) {
   return guarded([&] { api::run_call<core::Dequantize>(args, options, stream); });
+}
+
+tessella_status tessella_linear(const tessella_linear_args* args, const tessella_linear_options* options,
+                                void* stream) {
+  return guarded([&] { api::run_call<core::Linear>(args, options, stream); });
 }
 
 tessella_status tessella_plan_make(const tessella_call* call, tessella_plan** plan) {

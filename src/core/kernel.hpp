@@ -44,9 +44,10 @@ constexpr uint32_t dtype_bit(DType dtype) { return 1u << static_cast<int32_t>(dt
 inline constexpr uint32_t kAllDTypes = (dtype_bit(kLastDType) << 1) - dtype_bit(DType::f64);
 // The dtype of the first tensor, whatever it is.
 inline constexpr uint32_t kSameDType = 1u << 31;
-// k and v as q, or with fewer bits.
+// k and v as q, or with fewer bits; w as x, or of 8.
 inline constexpr uint32_t kCacheDTypes =
     kSameDType | dtype_bit(DType::f8e4m3fn) | dtype_bit(DType::i8) | dtype_bit(DType::i4);
+inline constexpr uint32_t kWeightDTypes = kSameDType | dtype_bit(DType::f8e4m3fn) | dtype_bit(DType::i8);
 
 // Whether `dtypes` names the dtype, or says "as the first tensor" and the dtype is the first tensor's.
 constexpr bool takes(uint32_t dtypes, DType dtype, DType first) {
@@ -62,11 +63,11 @@ struct Kernel {
   std::string_view summary;  // one line for `tessella kernels`
   DeviceType device = DeviceType::cpu;
   std::string_view architectures = "any";  // what it is made for: "sm_90a", "avx2"
-  // Of the first tensor (q, k_new, outs[0], pools[0]): bit per DType, see dtype_bit().
+  // Of the first tensor (q, k_new, outs[0], pools[0], x): bit per DType, see dtype_bit().
   uint32_t dtypes = 0;
   int64_t max_head_dim = 0;
   Features features;                // those it supports
-  uint32_t kv_dtypes = kSameDType;  // of k and v, beside each of `dtypes`
+  uint32_t kv_dtypes = kSameDType;  // of k and v, or of w, beside each of `dtypes`
   uint32_t out_dtypes = kSameDType | dtype_bit(DType::f32);
   bool serves_few = false;   // is of query_class few; every kernel is of query_class many
   bool splits_keys = false;  // in as many as num_splits says

@@ -142,6 +142,34 @@ TensorAxes TensorReader::attention(const char* name, const tessella_tensor* tens
   return shape;
 }
 
+MatrixAxes TensorReader::matrix(const char* name, const tessella_tensor* tensor, const char* columns,
+                                Operand& operand) {
+  if (tensor == nullptr) invalid(message(function_, ": ", name, " is NULL, expected a tensor"));
+  const View t = view(name, *tensor, has_memory_);
+  if (t.ndim != 2) {
+    invalid(message(function_, ": ", name, " has shape ", shape_string(t.shape, t.ndim), ", expected two axes, ",
+                    columns, " the last"));
+  }
+  if (t.shape[1] > 1 && t.strides[1] != 1) {
+    invalid(message(function_, ": ", name, ".strides[1] is ", t.strides[1], ", expected 1: ", columns,
+                    " must be contiguous"));
+  }
+  operand = {.data = t.data, .dtype = t.dtype, .row_stride = t.strides[0]};
+  return {t.shape[0], t.shape[1]};
+}
+
+Operand TensorReader::vector(const char* name, const tessella_tensor& tensor, int64_t size, const char* meaning) {
+  const View t = view(name, tensor, has_memory_);
+  if (t.ndim != 1 || t.shape[0] != size) {
+    invalid(message(function_, ": ", name, " has shape ", shape_string(t.shape, t.ndim), ", expected (", size, ") = (",
+                    meaning, ")"));
+  }
+  if (t.shape[0] > 1 && t.strides[0] != 1) {
+    invalid(message(function_, ": ", name, ".strides[0] is ", t.strides[0], ", expected 1: it must be contiguous"));
+  }
+  return {.data = t.data, .dtype = t.dtype};
+}
+
 Operand TensorReader::transposed(const char* name, const tessella_tensor& tensor, const int64_t (&shape)[4]) {
   const View t = view(name, tensor, has_memory_, TESSELLA_READ_ONLY | TESSELLA_TRANSPOSED);
   if (t.ndim != 4 || !std::equal(shape, shape + 4, t.shape)) {

@@ -20,6 +20,11 @@ struct TensorAxes {
   int64_t head_dim = 0;
 };
 
+struct MatrixAxes {
+  int64_t rows = 0;
+  int64_t columns = 0;
+};
+
 // The sizes that each axis of a tensor over scores, (batch, heads_q, queries, keys), may have other than 1.
 struct ScoreAxes {
   int64_t least[4];
@@ -38,6 +43,12 @@ class TensorReader {
   Device device() const { return device_.value_or(Device{}); }
 
   TensorAxes attention(const char* name, const tessella_tensor* tensor, bool packed, Operand& operand);
+
+  // (rows, columns), the last one contiguous. columns: what they count, for a message.
+  MatrixAxes matrix(const char* name, const tessella_tensor* tensor, const char* columns, Operand& operand);
+
+  // (size), contiguous: a row of one matrix.
+  Operand vector(const char* name, const tessella_tensor& tensor, int64_t size, const char* meaning);
 
   // (batch, heads, head_dim, rows), the last one contiguous, with the flag TESSELLA_TRANSPOSED, as an operand whose
   // rows are its columns.

@@ -18,6 +18,7 @@
 #include "reference/copy_pages.hpp"
 #include "reference/ladder/kv_head.hpp"
 #include "reference/ladder/ladder.hpp"
+#include "reference/linear.hpp"
 #include "reference/merge.hpp"
 #include "reference/quantize.hpp"
 
@@ -134,6 +135,15 @@ core::KernelTable reference_kernels() {
                      .offer = core::needs<quantize_workspace>,
                      .threads = num_threads,
                      .run = dequantize_run},
+        core::Kernel{.name = "reference.linear",
+                     .operation = core::Operation::linear,
+                     .summary = "plain loops in float64, the oracle",
+                     .dtypes = kFloats | core::dtype_bit(core::DType::f64),
+                     .max_head_dim = kAnyHeadDim,
+                     .kv_dtypes = core::kWeightDTypes,
+                     .automatic = core::dtype_bit(core::DType::f64),
+                     .threads = num_threads,
+                     .run = linear_run},
         ladder_kernel<kStandard>(),
         ladder_kernel<kSafeSoftmax>(),
         ladder_kernel<kOnlineSoftmax>(),
@@ -169,7 +179,7 @@ CheckReport check(const core::Arguments& arguments, int64_t num_rows, uint64_t s
     case core::Operation::copy_pages: return check_copy_pages(core::copy_pages(arguments), num_rows, seed);
     case core::Operation::quantize:
     case core::Operation::dequantize: return check_quantize(core::quantize(arguments), num_rows, seed);
-    case core::Operation::linear: break;
+    case core::Operation::linear: return check_linear(core::linear(arguments), num_rows, seed);
   }
   core::unsupported(core::message("check: no reference computes ", name(operation)));
 }

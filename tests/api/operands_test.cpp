@@ -542,8 +542,6 @@ TEST(Operations, WithoutKernelsAreErrors) {
     EXPECT_EQ(tessella_kernel_cost_of(0, &tagged, &cost), status);
     EXPECT_EQ(tessella_last_error(), "kernel_cost_of: " + message);
   };
-  tagged.operation = TESSELLA_LINEAR;
-  expect(TESSELLA_UNSUPPORTED, "operation is linear, and no kernel computes it yet");
   tagged.operation = 0;
   expect(TESSELLA_UNSUPPORTED, "operation is 0, expected one of tessella_operation, 1 to 8");
   tagged.operation = TESSELLA_FORWARD;

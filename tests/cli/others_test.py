@@ -50,7 +50,7 @@ class Others(CliTest):
         self.assertIn("does not compute f64", why)
         rows = json.loads(run("kernels", "--json").stdout)["results"]
         self.assertEqual(sum(row["operation"] == "forward" for row in rows), why.count("\n") - 1)
-        operations = {"forward", "backward", "merge", "append", "copy_pages", "quantize", "dequantize"}
+        operations = {"forward", "backward", "merge", "append", "copy_pages", "quantize", "dequantize", "linear"}
         self.assertEqual({row["operation"] for row in rows}, operations)
         self.assertIn("any", {row["architectures"] for row in rows})
         quantized = run("kernels", "--why", "--dtype", "f8e4m3fn", "--head-dim", 64).stdout

@@ -15,6 +15,7 @@
 #include "operations/append/shape.hpp"
 #include "operations/attention/shape.hpp"
 #include "operations/copy_pages/shape.hpp"
+#include "operations/linear/shape.hpp"
 #include "operations/merge/shape.hpp"
 #include "operations/quantize/shape.hpp"
 
@@ -36,6 +37,8 @@ void change(Value& value) {
     value = DType::f16;
   } else if constexpr (std::is_same_v<Value, QueryClass>) {
     value = QueryClass::few;
+  } else if constexpr (std::is_same_v<Value, Activation>) {
+    value = Activation::swiglu;
   } else if constexpr (std::is_same_v<Value, bool>) {
     value = !value;
   } else {
@@ -58,7 +61,7 @@ std::string misfit(const S& plan_shape, const S& call) {
 
 template <typename S>
 class Fields : public testing::Test {};
-using Shapes = testing::Types<AttentionShape, MergeShape, AppendShape, CopyPagesShape, QuantizeShape>;
+using Shapes = testing::Types<AttentionShape, MergeShape, AppendShape, CopyPagesShape, QuantizeShape, LinearShape>;
 TYPED_TEST_SUITE(Fields, Shapes);
 
 // One entry of the list a member; the operands and arrays of a list are one member of the shape.

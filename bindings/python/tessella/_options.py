@@ -400,6 +400,25 @@ STRUCTS = {
         ("allocator", "allocator"),
         ("cancel", "cancel"),
     ),
+    "linear_args": (
+        ("x", "tensor"),
+        ("w", "tensor"),
+        ("w_scale", "tensor"),
+        ("bias", "tensor"),
+        ("residual", "tensor"),
+        ("out", "tensor"),
+    ),
+    "linear_options": (
+        ("activation", "words"),
+        ("weights_ready", "switch"),
+        ("batch_invariant", "switch"),
+        ("num_sms", "int32"),
+        ("num_threads", "int32"),
+        ("max_rows", "int64"),
+        ("kernel", "string"),
+        ("allocator", "allocator"),
+        ("cancel", "cancel"),
+    ),
 }
 
 # Operators tessella::NAME of torch -> the arguments of their schemas, from q on.
