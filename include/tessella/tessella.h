@@ -938,6 +938,29 @@ typedef void (*tessella_progress)(int32_t num_done, int32_t num_total, const cha
 TESSELLA_API tessella_status tessella_kernels_build(const char* archs, const char* kernel, tessella_progress progress,
                                                     void* user);
 
+/* A linear layer whose kernels are measured. */
+typedef struct tessella_tune_options {
+  size_t struct_size;
+  tessella_device_type device_type; /* default: the CPU */
+  int32_t device_id;
+  tessella_dtype dtype;   /* of x: f32, bf16 or f16; default bf16 */
+  tessella_dtype w_dtype; /* default: that of x */
+  tessella_activation activation;
+  int64_t in_features;
+  int64_t out_features;
+  int32_t num_threads; /* CPU; 0 = all that the process may use */
+} tessella_tune_options;
+#define TESSELLA_TUNE_OPTIONS_INIT \
+  { sizeof(tessella_tune_options), 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* Measures on this machine which kernel is the fastest for such a layer, for 1 to 128 rows, and keeps the result in the
+ * cache folder, where calls of tessella_linear look it up from then on (FlashDecoding++, arXiv 2311.01282, section 5).
+ * What the library ships is used where nothing was measured. It takes some seconds and up to a gigabyte of the device's
+ * memory; weights rotate, so that no cache holds them. progress: called after each number of rows, with one line of
+ * times; NULL = not. */
+TESSELLA_API tessella_status tessella_tune(const tessella_tune_options* options, tessella_progress progress,
+                                           void* user);
+
 /* The pages of a cache and the sequences that hold them. It knows no memory: one object serves the pools of k and v of
  * every layer that have num_pages pages of page_size rows. A sequence has a length, its valid rows and those it will
  * write next, and as many pages as these need. Sequences of one fork hold the same pages; copy on write keeps them

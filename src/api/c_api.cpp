@@ -13,6 +13,7 @@
 #include "api/operations.hpp"
 #include "api/plan_cache.hpp"
 #include "api/run.hpp"
+#include "api/tune.hpp"
 #include "api/workspace_use.hpp"
 #include "core/cancel.hpp"
 #include "core/choose.hpp"
@@ -316,6 +317,14 @@ tessella_status tessella_kernels_build(const char* archs, const char* kernel, te
     for (const core::Backend* gpu : api::gpu_backends()) {
       gpu->prebuild(archs == nullptr ? "" : archs, kernel == nullptr ? "" : kernel, report);
     }
+  });
+}
+
+tessella_status tessella_tune(const tessella_tune_options* options, tessella_progress progress, void* user) {
+  return guarded([&] {
+    api::tune(options, [&](int num_done, int num_total, const std::string& message) {
+      if (progress != nullptr) progress(num_done, num_total, message.c_str(), user);
+    });
   });
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "api/backends.hpp"
+#include "api/dataflow.hpp"
 #include "core/choose.hpp"
 #include "core/operation_type.hpp"
 #include "cpu/parallel.hpp"
@@ -39,6 +40,10 @@ class PlanCache {
     entries_.push_front({std::move(plan), std::move(kernel)});
     if (entries_.size() > kCapacity) entries_.pop_back();
   }
+  void clear() {
+    const std::lock_guard lock(mutex_);
+    entries_.clear();
+  }
 
  private:
   static bool same(const Shape& a, const Shape& b) {
@@ -60,12 +65,15 @@ PlanCache& plan_cache() {
 
 }  // namespace
 
+void forget_plans() { plan_cache().clear(); }
+
 int32_t threads_of_key(core::Device device, int32_t num_threads) {
   return device.type == core::DeviceType::cpu ? cpu::threads_for(num_threads) : 0;
 }
 
 Plan make_plan(const Shape& shape, core::ForcedKernel forced, const char* function) {
-  Plan plan = core::choose(shape, kernel_tables(), forced, function);
+  const core::PreferredKernel preferred = forced.is_given() ? core::PreferredKernel() : preferred_kernel(shape);
+  Plan plan = core::choose(shape, kernel_tables(), forced, function, preferred);
   if (plan.kernel->prepare != nullptr) plan.prepared = plan.kernel->prepare(plan);
   return plan;
 }

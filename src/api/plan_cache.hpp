@@ -18,6 +18,9 @@ core::Plan make_plan(const core::Shape& shape, core::ForcedKernel forced, const 
 std::shared_ptr<const core::Plan> plan_of_key(const core::Shape& shape, core::ForcedKernel forced,
                                               const char* function);
 
+// Makes all plans anew.
+void forget_plans();
+
 // 0 is resolved: inside a small oneTBB arena all threads are few.
 int32_t threads_of_key(core::Device device, int32_t num_threads);
 

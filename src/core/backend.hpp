@@ -27,6 +27,9 @@ struct Backend {
   // Why this process cannot use tensors of the device, in one sentence, or "".
   std::string (*device_problem)(int32_t id) = nullptr;
 
+  // The model, as "NVIDIA H200".
+  std::string (*device_name)(int32_t id) = nullptr;
+
   // Memory in the order of the stream, of the device's pool. Throws Error(out_of_memory).
   void* (*allocate)(Device device, size_t bytes, void* stream) = nullptr;
   void (*free)(Device device, void* data, void* stream) noexcept = nullptr;
@@ -39,6 +42,8 @@ struct Backend {
   size_t stream_state_bytes = 0;
   void* (*stream_state)(Device device, void* stream) = nullptr;
 
+  // Returns when the bytes have been read.
+  void (*copy_from_host)(Device device, void* to, const void* from, size_t bytes, void* stream) = nullptr;
   // Returns when the bytes are there, after all that was queued on the stream.
   void (*copy_to_host)(Device device, void* to, const void* from, size_t bytes, void* stream) = nullptr;
   // Waits for every stream of the device.

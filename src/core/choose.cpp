@@ -11,11 +11,13 @@
 namespace tessella::core {
 namespace {
 
-std::string explain(const Plan& plan, ForcedKernel forced) {
+std::string explain(const Plan& plan, ForcedKernel forced, const PreferredKernel& preferred) {
   std::string string = plan.shape.type().shown(plan.shape.data());
   string += message("\nfeatures: ", names(features(plan.shape)), "\n");
+  const bool is_preferred = !forced.is_given() && plan.kernel->name == preferred.name;
   string += message("kernel: ", plan.kernel->name, " (", plan.kernel->summary, ")",
-                    !forced.is_given()           ? ""
+                    is_preferred                 ? message(", ", preferred.reason)
+                    : !forced.is_given()         ? ""
                     : forced.variable == nullptr ? ", named by the caller"
                                                  : message(", named by ", forced.variable),
                     "\n");
@@ -133,30 +135,46 @@ std::string ineligible(const Kernel& kernel, const Shape& shape) {
   return offer(kernel, shape, threads(kernel, shape)).ineligible;
 }
 
-Plan choose(const Shape& shape, std::span<const KernelTable> tables, ForcedKernel forced, const char* function) {
+Plan choose(const Shape& shape, std::span<const KernelTable> tables, ForcedKernel forced, const char* function,
+            const PreferredKernel& preferred) {
   Plan plan{.shape = {shape.type(), shape.type().keep(shape.data())}};
   const uint32_t dtype = dtype_bit(core::dtype(shape));
+  // Whether the plan is the kernel's now.
+  const auto take = [&](const Kernel& kernel) {
+    const int num_threads = threads(kernel, plan.shape);
+    auto [reason, workspace, schedule_bytes, recipe] = offer(kernel, plan.shape, num_threads);
+    if (reason.empty() && !forced.is_given() && (kernel.automatic & dtype) == 0) {
+      reason = message("is not chosen for ", name(core::dtype(shape)), " unless named");
+    }
+    if (!reason.empty()) {
+      plan.ineligible.push_back({kernel.name, std::move(reason)});
+      return false;
+    }
+    plan.kernel = &kernel;
+    plan.num_threads = num_threads;
+    plan.workspace = workspace;
+    plan.schedule_bytes = schedule_bytes;
+    plan.recipe = std::move(recipe);
+    plan.explanation = explain(plan, forced, preferred);
+    return true;
+  };
+  const auto is_for_this = [&](const Kernel& kernel) {
+    return kernel.device == device(shape).type && kernel.operation == operation(shape);
+  };
+  const Kernel* tried = nullptr;
+  for (const KernelTable& table : tables) {
+    if (forced.is_given()) break;
+    for (const Kernel& kernel : table) {
+      if (kernel.name != preferred.name || !is_for_this(kernel)) continue;
+      if (take(kernel)) return plan;
+      tried = &kernel;
+    }
+  }
   for (const KernelTable& table : tables) {
     for (const Kernel& kernel : table) {
-      const bool is_for_this = kernel.device == device(shape).type && kernel.operation == operation(shape);
-      if (forced.is_given() ? kernel.name != forced.name : !is_for_this) continue;
+      if (forced.is_given() ? kernel.name != forced.name : !is_for_this(kernel)) continue;
       if (!forced.is_given() && kernel.automatic == 0) continue;  // the ladder is there to be named, not to be chosen
-      const int num_threads = threads(kernel, plan.shape);
-      auto [reason, workspace, schedule_bytes, recipe] = offer(kernel, plan.shape, num_threads);
-      if (reason.empty() && !forced.is_given() && (kernel.automatic & dtype) == 0) {
-        reason = message("is not chosen for ", name(core::dtype(shape)), " unless named");
-      }
-      if (!reason.empty()) {
-        plan.ineligible.push_back({kernel.name, std::move(reason)});
-        continue;
-      }
-      plan.kernel = &kernel;
-      plan.num_threads = num_threads;
-      plan.workspace = workspace;
-      plan.schedule_bytes = schedule_bytes;
-      plan.recipe = std::move(recipe);
-      plan.explanation = explain(plan, forced);
-      return plan;
+      if (&kernel != tried && take(kernel)) return plan;
     }
   }
   if (forced.is_given()) fail_forced(plan, shape, tables, forced, function);

@@ -24,9 +24,16 @@ struct ForcedKernel {
   bool is_given() const { return !name.empty(); }
 };
 
+// The kernel that measurements prefer for a shape, and what they say of it: tried first where none is forced.
+struct PreferredKernel {
+  std::string name = {};  // "": none
+  std::string reason = {};
+};
+
 // Walks the tables, best first, and passes over kernels of other operations and devices. Throws Error(unsupported) with
 // every reason when none is left, Error(invalid_argument) for an unknown name.
-Plan choose(const Shape& shape, std::span<const KernelTable> tables, ForcedKernel forced, const char* function);
+Plan choose(const Shape& shape, std::span<const KernelTable> tables, ForcedKernel forced, const char* function,
+            const PreferredKernel& preferred = {});
 
 // Throws Error(invalid_argument) naming `function` if a call of this shape is not one that the plan was made for.
 void check_fits(const Plan& plan, const Shape& shape, const char* function);

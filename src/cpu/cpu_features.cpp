@@ -3,6 +3,9 @@
 // signal stack too small for tile state: both must end in another kernel, never in a signal. CPU models are not asked.
 #include "cpu/cpu_features.hpp"
 
+#include <fstream>
+#include <string>
+
 #include "process/once.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
@@ -70,6 +73,15 @@ std::string probe() { return "AMX needs x86-64 Linux"; }
 
 const std::string& amx_bf16_unavailable() {
   return process::once([] { return probe(); });
+}
+
+std::string processor_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "CPU";
 }
 
 }  // namespace tessella::cpu

@@ -1,4 +1,5 @@
-// Instruction sets that this CPU and operating system allow, beyond those of Highway's own dispatch.
+// What this CPU is, and the instruction sets that it and the operating system allow beyond those of Highway's own
+// dispatch.
 #pragma once
 
 #include <string>
@@ -8,5 +9,8 @@ namespace tessella::cpu {
 // Why AMX bf16 kernels cannot run here, or "". Asks the kernel once for permission to use tile registers; the answer
 // holds for the process, threads made before included.
 const std::string& amx_bf16_unavailable();
+
+// The processor in its own words, where Linux tells, else "CPU".
+std::string processor_name();
 
 }  // namespace tessella::cpu

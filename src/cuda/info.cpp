@@ -46,10 +46,10 @@ std::string info_lines() {
   const Nvrtc* compiler = nvrtc();
   string += "NVRTC: ";
   string += compiler != nullptr ? message(compiler->version().string(), ", ", compiler->path()) : nvrtc_problem();
-  const DiskCache& disk = cubin_store().disk();
-  const std::string problem = disk.problem();
+  const process::CacheFolder& folder = cubin_store().disk().folder();
+  const std::string problem = folder.problem();
   string += "\nkernel cache: ";
-  string += problem.empty() ? disk.folder() : message("in memory only: ", problem);
+  string += problem.empty() ? folder.path() : message("in memory only: ", problem);
   string += "\n";
   return string + embedded_line();
 }

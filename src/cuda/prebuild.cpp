@@ -89,7 +89,7 @@ void prebuild(const std::string& targets, const std::string& kernel, const core:
       })) {
     core::invalid(message("kernels build: kernel is '", kernel, "', expected one of ", names));
   }
-  if (const std::string problem = cubin_store().disk().problem(); !problem.empty()) {
+  if (const std::string problem = cubin_store().disk().folder().problem(); !problem.empty()) {
     throw core::Error(core::ErrorCode::io, message("kernels build: the cache cannot be written: ", problem));
   }
   for (size_t i = 0; i < jobs.size(); ++i) {

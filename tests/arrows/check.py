@@ -41,7 +41,7 @@ ARROWS = {
     "examples": {"examples", "include/tessella"},
 }
 # The tables of kernels, which api hands to choose(); and what oracle and thread count offer the API layer.
-TABLES = re.compile(r"src/(reference|cpu)/(kernels|attention|check|ladder|parallel)\.hpp")
+TABLES = re.compile(r"src/(reference|cpu)/(kernels|attention|check|cpu_features|ladder|parallel)\.hpp")
 TABLE_USERS = ("src/api",)
 # A backend of GPUs reaches the API layer as a core::Backend, for which one file asks.
 BACKENDS = re.compile(r"src/cuda/backend\.hpp")

@@ -189,7 +189,7 @@ TEST_F(CubinStoreTest, AFolderThatCannotBeWrittenMeansMemoryOnly) {
   replace(root_ + "/file", "");
   for (const std::string& path : {root_ + "/file/cache", root_ + "/file", std::string("/proc/cache"), std::string()}) {
     CubinStore mine(path, nvrtc());
-    EXPECT_NE(mine.disk().problem(), "") << path;
+    EXPECT_NE(mine.disk().folder().problem(), "") << path;
     const auto first = mine.get(trial(1), kTarget);
     EXPECT_EQ(first->origin, Origin::compiled);
     EXPECT_EQ(mine.get(trial(1), kTarget), first) << "compiled once";
@@ -199,13 +199,13 @@ TEST_F(CubinStoreTest, AFolderThatCannotBeWrittenMeansMemoryOnly) {
 TEST_F(CubinStoreTest, AFolderThatOthersWriteIsNotTrusted) {
   store().get(trial(1), kTarget);
   fs::permissions(folder(), fs::perms::others_write, fs::perm_options::add);
-  EXPECT_NE(store().disk().problem().find("every user"), std::string::npos);
+  EXPECT_NE(store().disk().folder().problem().find("every user"), std::string::npos);
   EXPECT_EQ(origin(), Origin::compiled);
   fs::permissions(folder(), fs::perms::others_write, fs::perm_options::remove);
   EXPECT_EQ(origin(), Origin::disk);
   if (::geteuid() != 0) return;
   ASSERT_EQ(::chown(folder().c_str(), 12345, 12345), 0);
-  EXPECT_NE(store().disk().problem().find("another user"), std::string::npos);
+  EXPECT_NE(store().disk().folder().problem().find("another user"), std::string::npos);
   EXPECT_EQ(origin(), Origin::compiled);
 }
 

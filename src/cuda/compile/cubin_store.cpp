@@ -105,7 +105,7 @@ void unlock_after_fork() {
 
 CubinStore& cubin_store() {
   return *process::once([] {
-    auto* store = new CubinStore(DiskCache::default_folder(), nvrtc());
+    auto* store = new CubinStore(process::CacheFolder::default_path(), nvrtc());
     made.store(store, std::memory_order_release);
     return store;
   });

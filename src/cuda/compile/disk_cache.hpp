@@ -1,25 +1,20 @@
-// The folder of compiled kernels. Any number of processes may use it at once. An error in it costs time, never
-// correctness.
+// Compiled kernels in the cache folder. An error in it costs time, never correctness.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "cuda/compile/cubin.hpp"
+#include "process/cache_folder.hpp"
 
 namespace tessella::cuda {
 
 class DiskCache {
  public:
-  // Makes the folder, with mode 0700, when it is first written to.
   explicit DiskCache(std::string folder) : folder_(std::move(folder)) {}
 
-  // $TESSELLA_CACHE_DIR, else $XDG_CACHE_HOME/tessella, else ~/.cache/tessella; "" without any.
-  static std::string default_folder();
-
-  const std::string& folder() const { return folder_; }
-  // Why nothing can be written here, in one sentence, or "". Makes the folder.
-  std::string problem() const;
+  const process::CacheFolder& folder() const { return folder_; }
 
   // Nothing when there is no such file, or it is not whole, or another program's, or damaged.
   std::optional<Cubin> read(const Hash128& key, CompilerVersion compiler) const;
@@ -44,11 +39,7 @@ class DiskCache {
   };
 
  private:
-  std::string own_problem() const;  // without the variable that names the folder
-  std::string reading_problem() const;
-  std::string path_of(const Hash128& key, CompilerVersion compiler) const;
-
-  std::string folder_;
+  process::CacheFolder folder_;
 };
 
 }  // namespace tessella::cuda

@@ -26,6 +26,8 @@ std::string device_problem(int32_t id) {
   return core::message("this process sees ", count, count == 1 ? " GPU" : " GPUs");
 }
 
+std::string device_name(int32_t id) { return device_info(id).name; }
+
 void* allocate_async(core::Device device, size_t bytes, void* stream) {
   const CurrentDevice current(device.id);
   CUdeviceptr data = 0;
@@ -74,6 +76,13 @@ void* stream_state(core::Device device, void* stream) {
   zero_async(device, state, kStreamStateBytes, stream);
   states.emplace(key, state);
   return state;
+}
+
+void copy_from_host(core::Device device, void* to, const void* from, size_t bytes, void* stream) {
+  const Driver& cu = required_driver();
+  const CurrentDevice current(device.id);
+  check(cu.cuMemcpyHtoDAsync(address(to), from, bytes, handle(stream)), "cuMemcpyHtoDAsync");
+  check(cu.cuStreamSynchronize(handle(stream)), "cuStreamSynchronize");
 }
 
 void copy_to_host(core::Device device, void* to, const void* from, size_t bytes, void* stream) {

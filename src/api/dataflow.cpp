@@ -1,0 +1,51 @@
+#include "api/dataflow.hpp"
+
+#include <optional>
+
+#include "api/backends.hpp"
+#include "core/error.hpp"
+#include "core/message.hpp"
+#include "cpu/cpu_features.hpp"
+#include "process/cache_folder.hpp"
+
+namespace tessella::api {
+namespace {
+
+constexpr const char* kFile = "linear_dataflow.txt";
+
+process::CacheFolder folder() { return process::CacheFolder(process::CacheFolder::default_path()); }
+
+core::Dataflow own_dataflow() { return core::Dataflow(folder().read(kFile).value_or("")); }
+
+}  // namespace
+
+std::string dataflow_key(const core::LinearShape& shape) {
+  const bool is_cpu = shape.device.type == core::DeviceType::cpu;
+  return core::dataflow_key(shape, is_cpu
+                                       ? core::message(cpu::processor_name(), " with ", shape.num_threads, " threads")
+                                       : backend_of(shape.device).device_name(shape.device.id));
+}
+
+core::PreferredKernel preferred_kernel(const core::Shape& any) {
+  if (core::operation(any) != core::Operation::linear) return {};
+  const core::LinearShape& shape = core::linear(any);
+  if (shape.batch_invariant) return {};
+  const std::string key = dataflow_key(shape);
+  const char* where = "on this machine";
+  std::optional<core::DataflowChoice> choice = own_dataflow().find(key, shape.rows);
+  if (!choice) {
+    where = "on another of this kind";
+    choice = core::shipped_dataflow().find(key, shape.rows);
+  }
+  if (!choice) return {};
+  return {choice->kernel, core::message("the fastest for ", choice->rows, " rows, measured ", where)};
+}
+
+void keep_dataflow(const std::string& key, const std::vector<core::DataflowChoice>& choices) {
+  core::Dataflow dataflow = own_dataflow();
+  dataflow.set(key, choices);
+  if (folder().write(kFile, dataflow.text())) return;
+  throw core::Error(core::ErrorCode::io, core::message("tune: ", folder().problem()));
+}
+
+}  // namespace tessella::api

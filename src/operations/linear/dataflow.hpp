@@ -1,0 +1,48 @@
+// The dataflow of linear (FlashDecoding++, arXiv 2311.01282, section 5): a model has few matrices of weights, so which
+// kernel is fastest for how many rows is measured once for each, and looked up from then on.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "operations/linear/shape.hpp"
+
+namespace tessella::core {
+
+// A matrix of weights on a machine, in one line of text without the choice.
+std::string dataflow_key(const LinearShape& shape, std::string_view device_name);
+
+// Up to so many rows this kernel is the fastest; the last choice stands for more too.
+struct DataflowChoice {
+  int64_t rows = 0;
+  std::string kernel;
+};
+
+// What was measured: a line a matrix, "KEY<tab>1 cuda.linear_gemv<tab>64 cuda.linear_sm90<tab>128 cuda.linear_blas".
+class Dataflow {
+ public:
+  Dataflow() = default;
+  // Lines that mean nothing are left out.
+  explicit Dataflow(std::string_view text);
+
+  std::string text() const;
+  // Replaces what is there.
+  void set(const std::string& key, std::vector<DataflowChoice> choices);
+  // Nothing where the matrix was not measured.
+  std::optional<DataflowChoice> find(const std::string& key, int64_t rows) const;
+
+ private:
+  struct Line {
+    std::string key;
+    std::vector<DataflowChoice> choices;
+  };
+  std::vector<Line> lines_;
+};
+
+// What the project has measured on machines of its own.
+const Dataflow& shipped_dataflow();
+
+}  // namespace tessella::core

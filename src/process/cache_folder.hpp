@@ -1,0 +1,37 @@
+// The folder where the library keeps what it has made for this machine: compiled kernels, measurements. Any number of
+// processes may use it at once.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace tessella::process {
+
+class CacheFolder {
+ public:
+  // Makes the folder, with mode 0700, when it is first written to.
+  explicit CacheFolder(std::string path) : path_(std::move(path)) {}
+
+  // $TESSELLA_CACHE_DIR, else $XDG_CACHE_HOME/tessella, else ~/.cache/tessella; "" without any.
+  static std::string default_path();
+
+  const std::string& path() const { return path_; }
+  // Why nothing can be written here, in one sentence, or "". Makes the folder.
+  std::string problem() const;
+  // Why nothing in it is read, or "".
+  std::string reading_problem() const;
+
+  // The whole file of this name; nothing where there is none, or nothing is read.
+  std::optional<std::string> read(const std::string& name) const;
+  // Others see the file before or after, never a part. Returns false, and leaves no file, if it could not be written.
+  bool write(const std::string& name, std::string_view bytes) const;
+
+ private:
+  std::string own_problem() const;  // without the variable that names the folder
+
+  std::string path_;
+};
+
+}  // namespace tessella::process
