@@ -37,6 +37,7 @@ int main(int argc, char** argv) {
   cli::add_bench(program);
   cli::add_ladder(program);
   cli::add_kernels(program);
+  cli::add_tune(program);
   cli::add_info(program);
   try {
     return finished(program.run(argc, argv));

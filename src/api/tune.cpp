@@ -195,7 +195,7 @@ class Tuning {
       a_.rows = rows;
       a_.derive_shape();
       std::vector<std::unique_ptr<Candidate>> candidates = this->candidates();
-      if (candidates.empty()) core::unsupported(message("tune: no kernel computes ", rows, " rows of such a layer"));
+      if (candidates.empty()) core::unsupported(message("tune: no kernel computes such a layer, for rows = ", rows));
       for (size_t window = 0; window < kWindows; ++window) {
         for (const auto& candidate : candidates) candidate->add(seconds_of(*candidate));
       }

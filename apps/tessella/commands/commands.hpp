@@ -14,6 +14,7 @@ void add_bench_fp8_error(Command& bench);
 void add_ladder(Command& program);
 void add_kernels(Command& program);
 void add_kernels_build(Command& kernels);  // a subcommand of `kernels`
+void add_tune(Command& program);
 void add_info(Command& program);
 
 }  // namespace tessella::cli
