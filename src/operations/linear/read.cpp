@@ -92,21 +92,13 @@ class LinearReader {
   void bias() {
     if (args_.bias == nullptr) return;
     a_.bias = reader_.vector("bias", *args_.bias, a_.weight_rows(), "w.shape[0]");
-    const bool is_f32 = a_.bias.dtype == DType::f32 && a_.x.dtype != DType::f64;
-    if (a_.bias.dtype != a_.x.dtype && !is_f32) {
-      invalid(message(function_, ": bias.dtype is ", name(a_.bias.dtype), ", expected ", name(a_.x.dtype), " = x.dtype",
-                      a_.x.dtype == DType::f64 ? "" : ", or f32"));
-    }
+    expect_as_x_or_f32("bias", a_.bias.dtype);
   }
 
   void results() {
     result("out", args_.out, a_.out);
     reader_.writable("out", args_.out);
-    const bool is_f32 = a_.out.dtype == DType::f32 && a_.x.dtype != DType::f64;
-    if (a_.out.dtype != a_.x.dtype && !is_f32) {
-      invalid(message(function_, ": out.dtype is ", name(a_.out.dtype), ", expected ", name(a_.x.dtype), " = x.dtype",
-                      a_.x.dtype == DType::f64 ? "" : ", or f32"));
-    }
+    expect_as_x_or_f32("out", a_.out.dtype);
     if (args_.residual == nullptr) return;
     result("residual", args_.residual, a_.residual);
     if (a_.residual.dtype != a_.out.dtype) {
@@ -124,6 +116,13 @@ class LinearReader {
       if (got == expected) continue;
       invalid(message(function_, ": ", label, ".shape[", axis, "] is ", got, ", expected ", expected, " = ", of));
     }
+  }
+
+  void expect_as_x_or_f32(const char* label, DType dtype) const {
+    const bool may_be_f32 = a_.x.dtype == DType::bf16 || a_.x.dtype == DType::f16;
+    if (dtype == a_.x.dtype || (may_be_f32 && dtype == DType::f32)) return;
+    invalid(message(function_, ": ", label, ".dtype is ", name(dtype), ", expected ", name(a_.x.dtype), " = x.dtype",
+                    may_be_f32 ? ", or f32" : ""));
   }
 
   const Linear::Args& args_;
