@@ -61,7 +61,7 @@ quick(fake_driver_test)
 quick(forward_launch_test "ForwardLaunch.(OneKernelWhereMasksAreIntervals|HoppersBlocksStay|TheLadderQueuesItsKernels)")
 
 # The API.
-foreach(part api append_api backward_api backward_errors dlpack merge_api operands paged_cache pages_api plan quantize_api errors
+foreach(part api append_api backward_api backward_errors dlpack linear_api merge_api operands paged_cache pages_api plan quantize_api errors
     sharing)
   quick(${part}_test)
 endforeach()
