@@ -91,9 +91,9 @@ def module(table: Table) -> str:
     lines += ["", "", "# Keyword -> what its value is.", "KINDS = {"]
     lines += [f'    "{name}": "{row["kind"]}",' for name, row in keywords.items()]
     lines += ["}", "", "# Options of words -> their words, by their numbers in C.", "WORDS = {"]
-    for name, row in keywords.items():
-        if row["kind"] == "words":
-            lines.append(f'    "{name}": ({", ".join(literal(word) for word in row["words"])}),')
+    for row in (row for struct in table.values() for row in struct["fields"] if row["kind"] == "words"):
+        words = ", ".join(literal(word) for word in row["words"])
+        lines += [f'    "{name}": ({words}),' for name in row["names"]]
     lines += ["}", "", "# Struct of C -> its fields after struct_size, in order, and what they are.", "STRUCTS = {"]
     for name, struct in table.items():
         if "layout" not in struct:

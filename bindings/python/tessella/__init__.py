@@ -25,6 +25,7 @@ from ._errors import (
 )
 from ._kernels import Kernel, build_kernels, info, kernels
 from ._library import version
+from ._linear import linear
 from ._mask import Mask, block_map, causal, causal_top_left, chunk, dense, document, keep_first, prefix, window
 from ._mask_map import mask_map
 from ._merge import merge
@@ -74,6 +75,7 @@ __all__ = [
     "info",
     "keep_first",
     "kernels",
+    "linear",
     "mask_map",
     "merge",
     "plan",

@@ -52,6 +52,8 @@ EXPECTED = {
     "bias": "f32, or that of q",
     "outs": "f64, f32, bf16 or f16",
     "lses": "f32",
+    "w": "that of x, i8 or f8e4m3fn",
+    "w_scale": "f32",
     "k_new": "f64, f32, bf16 or f16",
     "v_new": "f64, f32, bf16 or f16",
     "dtype": "float64, float32, bfloat16, float16, float8_e4m3fn, int8 or int4",
@@ -90,26 +92,28 @@ _address_at = c.c_void_p.from_address
 _codes: dict[Any, int] = {}  # numpy.dtype -> dtype of Tessella, as they are met
 
 
-def dtype_of(name: str, dtype: Any) -> int:
-    """Tessella's number of a dtype given as a string or as NumPy's, ml_dtypes', torch's or jax's own object."""
+def dtype_of(name: str, dtype: Any, expected: str | None = None) -> int:
+    """Tessella's number of a dtype given as a string or as NumPy's, ml_dtypes', torch's or jax's own object.
+
+    expected: what an error says, where EXPECTED is of other operations.
+    """
     if isinstance(dtype, str):
         code = DTYPES.get(dtype)
     else:  # torch's is "torch.float32"
         spelled = getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
         code = DTYPES.get(str(spelled).rpartition(".")[2])
     if code is None or getattr(dtype, "byteorder", "=") == ">":
-        raise Unsupported(_no_dtype(name, dtype, code))
+        raise Unsupported(_no_dtype(name, dtype, code, expected))
     return code
 
 
-def _no_dtype(name: str, dtype: Any, code: int | None) -> str:
+def _no_dtype(name: str, dtype: Any, code: int | None, expected: str | None) -> str:
     """What to say of a dtype that is none of Tessella's, or in another byte order."""
     if code is not None:
         return f"{name}.dtype is {dtype}, expected the byte order of this machine, as astype({dtype.newbyteorder('=')})"
     if name.endswith("dtype"):
-        return (
-            f"{name} is {dtype if not isinstance(dtype, str) else repr(dtype)}, expected {EXPECTED.get(name, _KNOWN)}"
-        )
+        shown = dtype if not isinstance(dtype, str) else repr(dtype)
+        return f"{name} is {shown}, expected {expected or EXPECTED.get(name, _KNOWN)}"
     return f"{name}.dtype is {dtype}, expected {EXPECTED.get(name.partition('[')[0], _KNOWN)}"
 
 

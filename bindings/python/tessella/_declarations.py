@@ -60,6 +60,10 @@ CUDA = 2
 READ_ONLY = 1
 TRANSPOSED = 2
 
+# Activations.
+ACTIVATION_NONE = 0
+SWIGLU = 1
+
 
 class Tensor(c.Structure):
     """tessella_tensor: a view of memory that somebody else owns."""
@@ -192,6 +196,18 @@ class DequantizeOptions(c.Structure):
     _fields_ = _fields("dequantize_options")
 
 
+class LinearArgs(c.Structure):
+    """tessella_linear_args: rows, the weights that they are multiplied with, and what is added."""
+
+    _fields_ = _fields("linear_args")
+
+
+class LinearOptions(c.Structure):
+    """tessella_linear_options: how rows are multiplied."""
+
+    _fields_ = _fields("linear_options")
+
+
 class Call(c.Structure):
     """tessella_call: arguments and options of any operation."""
 
@@ -283,6 +299,7 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "tessella_copy_pages": (c.c_int32, [c.POINTER(CopyPagesArgs), c.POINTER(CopyPagesOptions), c.c_void_p]),
     "tessella_quantize": (c.c_int32, [c.POINTER(QuantizeArgs), c.POINTER(QuantizeOptions), c.c_void_p]),
     "tessella_dequantize": (c.c_int32, [c.POINTER(DequantizeArgs), c.POINTER(DequantizeOptions), c.c_void_p]),
+    "tessella_linear": (c.c_int32, [c.POINTER(LinearArgs), c.POINTER(LinearOptions), c.c_void_p]),
     "tessella_plan_make": (c.c_int32, [_call, c.POINTER(Plan)]),
     "tessella_plan_free": (None, [Plan]),
     "tessella_plan_run": (c.c_int32, [Plan, _call, _workspace, c.c_void_p]),

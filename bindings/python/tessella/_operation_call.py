@@ -49,6 +49,10 @@ class OperationCall:
         """A tensor that is where the call runs, and the number of elements that are moved."""
         raise NotImplementedError
 
+    def hint(self) -> str:
+        """What to add to C's sentence about an argument that is not as it was given."""
+        return "; layout 'bhsd' was swapped to this order first" if self.is_swapped else ""
+
     def run(self, stream: int | None) -> tuple[int, str]:
         """Calls C: the status and, of a failure, the message."""
         run = getattr(library, f"tessella_{self.function}")
@@ -72,5 +76,4 @@ class OperationCall:
             self.options.cancel = pointer_of("cancel", cancel)
         status, said = self.run(stream)
         if status != d.OK:
-            is_confusing = self.is_swapped and status == d.INVALID_ARGUMENT
-            raise failure(status, "; layout 'bhsd' was swapped to this order first" if is_confusing else "", said)
+            raise failure(status, self.hint() if status == d.INVALID_ARGUMENT else "", said)

@@ -210,6 +210,7 @@ KINDS = {
 WORDS = {
     "deterministic": ("automatic", "required", "not-needed"),
     "query_class": ("automatic", "few", "many"),
+    "activation": ("none", "swiglu"),
 }
 
 # Struct of C -> its fields after struct_size, in order, and what they are.

@@ -376,6 +376,7 @@ def test_layouts_that_are_no_arrays_are_named(qkv):
             (lambda tensor=tensor: tessella.torch.attention(q.clone().requires_grad_(), tensor, v), "forward: k"),
             (lambda tensor=tensor: tessella.torch.attention(q, tensor, v, out=torch.empty_like(q)), "forward: k"),
             (lambda tensor=tensor: tessella.torch.merge([(q, lse), (tensor, lse)]), "merge: outs[1]"),
+            (lambda tensor=tensor: tessella.torch.linear(q, q[0, 0], residual=tensor), "linear: residual"),
             (lambda tensor=tensor: tessella.torch.append(q, q, tensor, tensor, lengths), "append: k"),
             (lambda tensor=tensor: tessella.torch.copy_pages([tensor], lengths[None]), "copy_pages: pools[0]"),
         ):

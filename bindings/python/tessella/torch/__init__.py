@@ -10,6 +10,7 @@ from ._append import append, copy_pages
 from ._attention import attention, decode_schedule
 from ._cascade import cascade_attention
 from ._layer import MultiHeadAttention
+from ._linear import linear
 from ._merge import merge
 from ._quantize import dequantize, quantize
 from ._sdpa import SdpaReport, sdpa_report, use_for_sdpa
@@ -23,6 +24,7 @@ __all__ = [
     "copy_pages",
     "decode_schedule",
     "dequantize",
+    "linear",
     "merge",
     "quantize",
     "sdpa_report",

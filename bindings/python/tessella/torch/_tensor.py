@@ -193,7 +193,7 @@ def run_call(call: Any, device_idx: int, kernel_name: str | None, num_sms: int, 
     call.set_options(kernel_name, num_sms, num_threads or 0)
     status, said = call.run(stream)
     if status != d.OK:
-        raise failure(status, "", said)
+        raise failure(status, call.hint() if status == d.INVALID_ARGUMENT else "", said)
 
 
 class _Ready:
