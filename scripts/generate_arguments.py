@@ -18,6 +18,8 @@ import sys
 
 from arguments import c, cpp, python, table, torch
 
+OF_LIBTORCH = ("append", "linear", "quantize")  # operations whose header of libtorch has regions
+
 
 def formatted(path: str, text: str) -> str:
     """As .ci/format wants it."""
@@ -44,13 +46,15 @@ def files(read: table.Table) -> dict[str, str]:
     structs = {name: c.declaration(name, struct) for name, struct in read.items() if "layout" in struct}
     header, arguments = "include/tessella/tessella.h", "include/tessella/arguments.hpp"
     libtorch = "bindings/torch/tessella/torch.hpp"
-    append, quantize = (f"bindings/torch/tessella/torch/{name}.hpp" for name in ("append", "quantize"))
+    of_operations = {f"bindings/torch/tessella/torch/{name}.hpp": f"{name}_args" for name in OF_LIBTORCH}
     return {
         header: formatted(header, with_regions(header, structs)),
         arguments: formatted(arguments, cpp.header(read)),
         libtorch: formatted(libtorch, with_regions(libtorch, torch.regions(read, "forward_args"))),
-        append: formatted(append, with_regions(append, torch.regions(read, "append_args"))),
-        quantize: formatted(quantize, with_regions(quantize, torch.regions(read, "quantize_args"))),
+        **{
+            path: formatted(path, with_regions(path, torch.regions(read, struct)))
+            for path, struct in of_operations.items()
+        },
         "bindings/python/tessella/_options.py": python.module(read),
     }
 

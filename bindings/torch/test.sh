@@ -16,6 +16,7 @@ if [[ -z ${2:-} ]]; then
   done
   "$work/bindings/torch/torch_test"
   "$work/bindings/torch/caches_test"
+  "$work/bindings/torch/linear_test"
   "$work/bindings/torch/multi_head_attention_test"
   "$work/examples/libtorch/attention"
   exit
@@ -28,7 +29,7 @@ libraries=(-ltorch -ltorch_cpu -lc10)
 for name in torch_cuda c10_cuda; do # needed by nothing that the linker sees
   [[ -e $torch/lib/lib$name.so ]] && libraries+=(-Wl,--no-as-needed "-l$name")
 done
-for source in bindings/torch/{torch_test,caches_test,multi_head_attention_test}.cpp examples/libtorch/main.cpp; do
+for source in bindings/torch/{torch_test,caches_test,linear_test,multi_head_attention_test}.cpp examples/libtorch/main.cpp; do
   c++ -std=c++20 -O2 -Wall -Wextra -D_GLIBCXX_USE_CXX11_ABI="$string_abi" -isystem "$torch/include" \
     -isystem "$torch/include/torch/csrc/api/include" -I "$prefix/include" \
     $source -o "$work/program" -L "$libdir" -ltessella -L "$torch/lib" "${libraries[@]}" \

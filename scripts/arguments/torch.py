@@ -8,7 +8,12 @@ _OF_CACHES = ", str? kv_dtype=None, bool v_transposed=False"  # keywords of Pyth
 MOST_ARGUMENTS = 64 - 5  # of a schema, less what the operators have of their own
 
 # Arguments of a call by themselves.
-OPERANDS = {"forward_args": ("q", "k"), "append_args": ("k_new", "k", "seqlens_kv"), "quantize_args": ("x", "out")}
+OPERANDS = {
+    "forward_args": ("q", "k"),
+    "append_args": ("k_new", "k", "seqlens_kv"),
+    "quantize_args": ("x", "out"),
+    "linear_args": ("x", "w"),
+}
 
 
 def schemas(table: Table) -> dict[str, str]:

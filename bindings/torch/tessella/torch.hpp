@@ -14,6 +14,7 @@
 #include <tessella/attention.hpp>
 #include <tessella/backward.hpp>
 #include <tessella/torch/append.hpp>
+#include <tessella/torch/linear.hpp>
 #include <tessella/torch/merge.hpp>
 #include <tessella/torch/quantize.hpp>
 #include <tessella/torch/tensor.hpp>
