@@ -34,6 +34,7 @@ int main(int argc, char** argv) {
   cli::add_attend(program);
   cli::add_merge(program);
   cli::add_quantize(program);
+  cli::add_linear(program);
   cli::add_bench(program);
   cli::add_ladder(program);
   cli::add_kernels(program);

@@ -267,7 +267,7 @@ class Others(CliTest):
             self.assertIn("Examples:", run(command, "--help").stdout)
         flags = {"--help", "--check", "--explain", "--json", "--csv", "--markdown", "--why", "--backward", "--decode", "--ragged",
                  "--batch-invariant", "--check-device-values", "--smooth"}
-        for command in (["attend"], ["merge"], ["quantize"], ["bench"], ["bench", "decode"], ["ladder"], ["kernels"], ["kernels", "build"]):
+        for command in (["attend"], ["merge"], ["quantize"], ["linear"], ["bench"], ["bench", "decode"], ["ladder"], ["kernels"], ["kernels", "build"]):
             printed = run(*command, "--help").stdout
             options = re.findall(r"^ *(?:-\w, ?)?(--[\w-]+)(?: (\S+))?", printed.split("Examples:")[0], re.M)
             self.assertGreater(len(options), 2, command)
@@ -279,10 +279,10 @@ class Others(CliTest):
             self.assertIn(f"  {option} ", printed)
         self.assertIn("  --heads N/M ", run("bench", "--help").stdout)
         self.assertRegex(run("--version").stdout, r"^\d+\.\d+\.\d+\n$")
-        self.expect_error("--json", "info", saying="the first word is '--json', expected one of attend, merge, quantize, bench")
+        self.expect_error("--json", "info", saying="the first word is '--json', expected one of attend, merge, quantize, linear, bench")
         self.expect_error("info", "kernels", saying="'kernels' is not taken, expected what `tessella info --help` shows")
-        self.expect_error(saying="command is missing, expected one of attend, merge, quantize, bench")
-        self.expect_error("nosuch", saying="command is 'nosuch', expected one of attend, merge, quantize, bench")
+        self.expect_error(saying="command is missing, expected one of attend, merge, quantize, linear, bench")
+        self.expect_error("nosuch", saying="command is 'nosuch', expected one of attend, merge, quantize, linear, bench")
 
 
 if __name__ == "__main__":

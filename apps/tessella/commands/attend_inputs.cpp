@@ -145,7 +145,7 @@ void check_operand(const char* name, const Array& array) {
 // Says what raw elements are, and refuses what cannot be the operand. Looks at no element.
 void settle(const AttendInputs& inputs, const char* name, Array& array) {
   if (name != std::string_view("q") && inputs.kv_dtype != TESSELLA_DTYPE_DEFAULT) {
-    resolve_cache_dtype(array, inputs.kv_dtype);
+    resolve_bytes(array, inputs.kv_dtype, "--kv-dtype");
   } else if (inputs.dtype != TESSELLA_DTYPE_DEFAULT) {
     resolve_dtype(array, inputs.dtype);
   }

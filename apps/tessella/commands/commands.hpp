@@ -8,6 +8,7 @@ namespace tessella::cli {
 void add_attend(Command& program);
 void add_merge(Command& program);
 void add_quantize(Command& program);
+void add_linear(Command& program);
 void add_bench(Command& program);
 void add_bench_decode(Command& bench);  // subcommands of `bench`
 void add_bench_fp8_error(Command& bench);

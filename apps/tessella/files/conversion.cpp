@@ -103,13 +103,13 @@ void resolve_dtype(Array& array, tessella_dtype dtype) {
   array.tensor.dtype = dtype;
 }
 
-void resolve_cache_dtype(Array& array, tessella_dtype dtype) {
+void resolve_bytes(Array& array, tessella_dtype dtype, std::string_view option) {
   tessella_tensor& tensor = array.tensor;
   if (tensor.dtype == dtype) return;
   const bool is_raw = tensor.dtype == TESSELLA_DTYPE_DEFAULT && array.element_bytes == 1;
   if (tensor.dtype != TESSELLA_U8 && !is_raw) {
-    throw InputError(fmt::format("{}: elements are {} ({} bytes), expected bytes, which --kv-dtype {} names",
-                                 array.source, array.file_type, array.element_bytes, dtype_name(dtype)));
+    throw InputError(fmt::format("{}: elements are {} ({} bytes), expected bytes, which {} {} names", array.source,
+                                 array.file_type, array.element_bytes, option, dtype_name(dtype)));
   }
   tensor.dtype = dtype;
   if (dtype != TESSELLA_I4 || tensor.ndim == 0) return;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "files/array.hpp"
 
@@ -15,8 +16,9 @@ Array array_of_numbers(std::string name, tessella_dtype dtype, std::span<const d
 // Gives an array of raw elements its type; any other must already be of it.
 void resolve_dtype(Array& array, tessella_dtype dtype);
 
-// Takes bytes, as uint8 or raw ones, for elements of 8 or 4 bits; any other must already be of that type.
-void resolve_cache_dtype(Array& array, tessella_dtype dtype);
+// Takes bytes, as uint8 or raw ones, for elements of 8 or 4 bits, as the option says; any other must already be of that
+// type.
+void resolve_bytes(Array& array, tessella_dtype dtype, std::string_view option);
 
 // InputError if the elements' type has no meaning as `dtype`: floats as bool, bools as numbers, raw bytes. Looks at no
 // element.
