@@ -96,7 +96,8 @@ class Linear(CliTest):
         self.assertIn("bf16 is written raw", done.stderr)
         done = run("linear", x, f"{w}:w", "--dtype", "bf16", "--out-dtype", "f32", "--check=0")
         self.assertIn("(6, 10) f32", done.stdout)
-        self.expect_error("linear", x, w, saying="has elements of type |V2, expected numbers; raw bf16 wants --dtype bf16")
+        raw = "has elements of type |V2, expected numbers; raw bf16 wants --dtype bf16"
+        self.expect_error("linear", x, w, saying=raw)
 
     def test_errors(self):
         three = self.write("three.npy", npy(self.x[:12], (3,)))

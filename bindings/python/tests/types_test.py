@@ -21,6 +21,7 @@ passed: bool = tessella.check_backward(q, q, q, out, lse, out, dv=dv, mask=mask,
 plan: tessella.Plan = tessella.plan(q, q, q, mask="causal")
 described: str = plan.explain() + tessella.explain(q, q, q, backward=("dq",)) + tessella.info()
 plan.run(q, q, q, workspace=plan.workspace(q), seed=3)
+tessella.linear(q[0, 0], q[0, 0], activation="swiglu", out_dtype="float32", weights_ready=True)
 names: list[str] = [kernel.name for kernel in tessella.kernels()]
 """
 
