@@ -29,6 +29,7 @@ ARROWS = {
     "src/cuda/device": {"src/cuda/device", "src/portable"},
     "src/cuda/device/ptx": {"src/cuda/device/ptx", "src/portable"},
     "src/cuda/device/tile": {"src/cuda/device/tile", "src/cuda/device/ptx", "src/portable"},
+    "src/cuda/device/linear": {"src/cuda/device/linear", "src/cuda/device/tile", "src/cuda/device/ptx", "src/portable"},
     "src/cuda/device/score": {"src/cuda/device/score", "src/cuda/device/tile", "src/cuda/device/ptx", "src/portable"},
     "src/cuda/device/schedule": {"src/cuda/device/schedule", "src/cuda/device/score", "src/cuda/device/tile",
                                  "src/cuda/device/ptx", "src/portable"},
