@@ -15,6 +15,7 @@
 #include "cuda/kernels/forward_sm90/recipe.hpp"
 #include "cuda/kernels/forward_widened/recipe.hpp"
 #include "cuda/kernels/ladder/recipe.hpp"
+#include "cuda/kernels/linear_sm90/recipe.hpp"
 #include "cuda/kernels/merge/recipe.hpp"
 #include "cuda/kernels/quantize/params.cuh"
 #include "cuda/kernels/quantize/recipe.hpp"
@@ -171,6 +172,16 @@ constexpr KernelRow kDequantize = {.name = "cuda.dequantize",
                                    .max_head_dim = portable::kMostQuantizedColumns,
                                    .features = {},
                                    .recipe = dequantize_recipe};
+constexpr KernelRow kLinearSm90 = {
+    .name = "cuda.linear_sm90",
+    .operation = core::Operation::linear,
+    .summary = "up to 64 rows at once, w read by Hopper's copy engine and multiplied by its warpgroups",
+    .architectures = "sm_90a",
+    .unavailable = lacks_hopper,
+    .dtypes = kHalves,
+    .max_head_dim = std::numeric_limits<int32_t>::max(),
+    .features = {},
+    .recipe = linear_sm90_recipe};
 constexpr KernelRow kStandard = {.name = "cuda.standard",
                                  .summary = "standard attention: three kernels, an N x N matrix in memory",
                                  .architectures = "sm_80+",
@@ -203,11 +214,12 @@ constexpr KernelRow kFlash1 = {.name = "cuda.flash_1",
 
 core::KernelTable cuda_kernels() {
   return process::once([] {
-    return std::array{
-        kernel<kForwardF8Sm90>(),    kernel<kForwardWidened>(), kernel<kDecode>(),       kernel<kForwardSm90>(),
-        kernel<kForwardSm80>(),      kernel<kBackwardSm90>(),   kernel<kBackwardSm80>(), kernel<kMerge>(),
-        kernel<kAppend>(),           kernel<kCopyPages>(),      kernel<kStandard>(),     kernel<kStandardBackward>(),
-        kernel<kDecodeUnifiedMax>(), kernel<kFlash1>(),         kernel<kQuantize>(),     kernel<kDequantize>()};
+    return std::array{kernel<kForwardF8Sm90>(),    kernel<kForwardWidened>(), kernel<kDecode>(),
+                      kernel<kForwardSm90>(),      kernel<kForwardSm80>(),    kernel<kBackwardSm90>(),
+                      kernel<kBackwardSm80>(),     kernel<kMerge>(),          kernel<kAppend>(),
+                      kernel<kCopyPages>(),        kernel<kStandard>(),       kernel<kStandardBackward>(),
+                      kernel<kDecodeUnifiedMax>(), kernel<kFlash1>(),         kernel<kQuantize>(),
+                      kernel<kDequantize>(),       kernel<kLinearSm90>()};
   });
 }
 

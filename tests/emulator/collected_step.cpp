@@ -45,4 +45,8 @@ void finish(BackwardCall& call) {
   if (call.run() != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
 }
 
+void finish(LinearCall& call) {
+  if (call.run() != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
+}
+
 }  // namespace tessella::tests

@@ -34,5 +34,6 @@ void finish(CopyPagesCall&) {}
 void finish(QuantizeCall&) {}
 void finish_back(QuantizeCall&) {}
 void finish(BackwardCall&) {}
+void finish(LinearCall&) {}
 
 }  // namespace tessella::tests

@@ -8,6 +8,7 @@
 #include "cases/backward_call.hpp"
 #include "cases/call.hpp"
 #include "cases/copy_pages_call.hpp"
+#include "cases/linear_call.hpp"
 #include "cases/merge_call.hpp"
 #include "cases/quantize_call.hpp"
 #include "cuda/launch/recipe.hpp"
@@ -23,5 +24,6 @@ void finish(CopyPagesCall& call);
 void finish(QuantizeCall& call);
 void finish_back(QuantizeCall& call);  // of dequantize
 void finish(BackwardCall& call);
+void finish(LinearCall& call);
 
 }  // namespace tessella::tests

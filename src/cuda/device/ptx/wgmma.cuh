@@ -33,6 +33,10 @@ struct WarpgroupMma;
 
 // The lists of registers that the assembler's syntax asks for.
 #define TESSELLA_D(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+#define TESSELLA_D8 TESSELLA_D(0)
+#define TESSELLA_R8 "%0,%1,%2,%3"
+#define TESSELLA_D16 TESSELLA_D(0), TESSELLA_D(1)
+#define TESSELLA_R16 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define TESSELLA_D32 TESSELLA_D(0), TESSELLA_D(1), TESSELLA_D(2), TESSELLA_D(3)
 #define TESSELLA_R32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define TESSELLA_D64 \
@@ -92,6 +96,8 @@ struct WarpgroupMma;
 #define TESSELLA_WGMMAS(N, a, b, c, d, e, f, g)        \
   TESSELLA_WGMMA(bf16, N, "bf16", a, b, c, d, e, f, g) \
   TESSELLA_WGMMA(f16, N, "f16", a, b, c, d, e, f, g)
+TESSELLA_WGMMAS(8, 4, 5, 6, 7, 8, 9, 10)
+TESSELLA_WGMMAS(16, 8, 9, 10, 11, 12, 13, 14)
 TESSELLA_WGMMAS(32, 16, 17, 18, 19, 20, 21, 22)
 TESSELLA_WGMMAS(64, 32, 33, 34, 35, 36, 37, 38)
 TESSELLA_WGMMAS(80, 40, 41, 42, 43, 44, 45, 46)
@@ -134,6 +140,10 @@ TESSELLA_WGMMA_E4M3(96, 48, 49, 50, 51, 52, 53)
 TESSELLA_WGMMA_E4M3(128, 64, 65, 66, 67, 68, 69)
 #undef TESSELLA_WGMMA_E4M3
 #undef TESSELLA_D
+#undef TESSELLA_D8
+#undef TESSELLA_R8
+#undef TESSELLA_D16
+#undef TESSELLA_R16
 #undef TESSELLA_D32
 #undef TESSELLA_R32
 #undef TESSELLA_D64
