@@ -186,6 +186,7 @@ struct LinearSm90 {
       ptx::commit_products();
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) ptx::wait_products<0>(sums[block]);
+      __syncwarp();
       if (lane == 0) stage.arrive_empty();
       stage.advance();
     }
