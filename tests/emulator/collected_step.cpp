@@ -17,6 +17,10 @@ void run_step(const cuda::Step& step, const cuda::Launch&, uint64_t) {
   std::ofstream(file, std::ios::app) << step.program.header << " " << step.program.expression << "\n";
 }
 
+void set_kernel_before(std::function<void()> rest) {
+  if (rest != nullptr) rest();
+}
+
 void finish(Call& call) {
   if (call.run_plain() != TESSELLA_OK) throw std::runtime_error(tessella_last_error());
 }

@@ -3,6 +3,7 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "emulated_instance.hpp"
 
@@ -26,6 +27,8 @@ void run_step(const cuda::Step& step, const cuda::Launch& launch, uint64_t seed)
   if (found == instances().end()) throw std::logic_error("was not collected: " + step.program.expression);
   found->second(step, launch, seed);
 }
+
+void set_kernel_before(std::function<void()> rest) { emulator::set_kernel_before(std::move(rest)); }
 
 void finish(Call&) {}
 void finish(MergeCall& call) { call.bring_back(); }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "cases/append_call.hpp"
 #include "cases/backward_call.hpp"
@@ -16,6 +17,8 @@
 namespace tessella::tests {
 
 void run_step(const cuda::Step& step, const cuda::Launch& launch, uint64_t seed);
+// What the kernel before still does when the next step begins (emulator.hpp).
+void set_kernel_before(std::function<void()> rest);
 // After the last step. The collector computes the call on the CPU, so that tests go on as they will.
 void finish(Call& call);
 void finish(MergeCall& call);

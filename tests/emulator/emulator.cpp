@@ -318,6 +318,7 @@ void run_all(Group& group) {
 }
 
 Cluster* g_cluster = nullptr;
+std::function<void()> g_rest_before;  // of the kernel before
 
 void Cluster::enter() {
   Cluster& cluster = *g_cluster;
@@ -427,6 +428,14 @@ void launch(Index grid, unsigned threads, size_t shared_bytes, uint64_t seed, co
 
 void wait_until(const std::function<bool()>& ready) { g_cluster->wait_until(ready); }
 void later(std::function<void()> action) { g_cluster->later(std::move(action)); }
+void set_kernel_before(std::function<void()> rest) { g_rest_before = std::move(rest); }
+void wait_for_kernel_before() {
+  if (g_rest_before == nullptr) return;
+  later([] {
+    if (const auto rest = std::exchange(g_rest_before, nullptr)) rest();
+  });
+  wait_until([] { return g_rest_before == nullptr; });
+}
 void begin(Work kind, std::function<void()> piece, std::vector<uint32_t> chunks) {
   Groups& groups = g_cluster->running_->groups[static_cast<size_t>(kind)];
   for (const uint32_t chunk : chunks) {

@@ -95,6 +95,11 @@ void wait_until(const std::function<bool()>& ready);
 // Something that happens on its own, at some time, at the latest when no thread can go on without it.
 void later(std::function<void()> action);
 
+// What the kernel before, which the next launch overlaps, still has to do: it does it at some time behind the first
+// thread that waits for its end. Without one a wait for it returns at once.
+void set_kernel_before(std::function<void()> rest);
+void wait_for_kernel_before();
+
 // Groups of a thread's asynchronous work, done in order: some time after it is begun, at the latest when its group is
 // waited for. chunks: addresses of what it reads of shared memory as the copy engine and the matrix unit see it.
 enum class Work { copies, products, boxes };

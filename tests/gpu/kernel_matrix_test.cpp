@@ -3,7 +3,7 @@
 //
 // usage: kernel_matrix_test [--full]      --full: every row (20 minutes on two cores); otherwise some of each kind
 //
-// The large families are in kernel_matrix_{forward,backward,decode}_test.cpp, all others and main() here.
+// The large families are in kernel_matrix_{forward,backward,decode,linear}_test.cpp, all others and main() here.
 #include <gtest/gtest.h>
 
 #include <cstdint>
