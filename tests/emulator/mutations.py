@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Breaks forward_sm90, both backward kernels and decode in one way after the other, in a copy of the tree, and expects a
-test of the emulator to fail.
+"""Breaks forward_sm90, both backward kernels, decode and linear_sm90 in one way after the other, in a copy of the tree,
+and expects a test of the emulator to fail.
 
 tests/emulator/mutations.py --check | [--folder FOLDER] [NAME ...]
 
@@ -20,12 +20,18 @@ from pathlib import Path
 import mutations_of_backward
 import mutations_of_decode
 import mutations_of_forward
+import mutations_of_linear
 from mutation import Mutation
 
 SOURCE = Path(__file__).resolve().parents[2]
 SECONDS = 300  # that a broken kernel may take
 
-MUTATIONS = mutations_of_forward.MUTATIONS + mutations_of_backward.MUTATIONS + mutations_of_decode.MUTATIONS
+MUTATIONS = [
+    *mutations_of_forward.MUTATIONS,
+    *mutations_of_backward.MUTATIONS,
+    *mutations_of_decode.MUTATIONS,
+    *mutations_of_linear.MUTATIONS,
+]
 
 
 def run(*command: str, cwd: Path) -> str:

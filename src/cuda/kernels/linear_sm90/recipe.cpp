@@ -34,17 +34,18 @@ std::string ineligible(const LinearShape& p, const LinearSm90Config& c, const De
   // Positions on the line of all steps fit 32 bits.
   constexpr int64_t kLongest = 1 << 30;
   const int64_t tiles = linear_sm90_tiles(p, c), steps = linear_sm90_steps(p, c);
-  if (std::max(tiles, int64_t{c.cluster}) > kLongest / std::max(steps, int64_t{c.cluster})) {
+  if (tiles > kLongest / std::max(steps, int64_t{c.cluster})) {
     return message("takes ", tiles, " tiles in ", steps, " steps each, at most ", kLongest, " in all");
   }
   return "";
 }
 
 std::string description(const LinearSm90Config& c) {
-  return message("tiles of ", c.row_blocks, " x ", portable::kLinearBlockRows, " rows of w and ", c.rows, " of x, ",
-                 c.stages, " stages of ", portable::step_columns(c), " columns, ",
-                 c.streams ? "equal shares of the line of all tiles" : message("columns of a tile in ", c.cluster),
-                 ", ", portable::shared_bytes(c), " bytes of shared memory");
+  return message(
+      "tiles of ", c.row_blocks, " x ", portable::kLinearBlockRows, " rows of w and ", c.rows, " of x, ", c.stages,
+      " stages of ", portable::step_columns(c), " columns, ",
+      c.streams ? "equal shares of the line of all tiles" : message("columns of a tile shared by ", c.cluster), ", ",
+      portable::shared_bytes(c), " bytes of shared memory");
 }
 
 Launch launch(const LinearArguments& a, const LinearSm90Config& c, const Concurrency& at_once,

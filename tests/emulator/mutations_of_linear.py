@@ -1,0 +1,86 @@
+"""Mutations of linear_sm90."""
+
+from mutation import LINEAR_SM90, Mutation
+
+MUTATIONS = [
+    Mutation(
+        "x_before_its_kernel",
+        "linear_sm90.cuh",
+        "ptx::wait_for_kernel_before(); ptx::let_kernel_behind_start();",
+        "ptx::let_kernel_behind_start();",
+        "RandomCases/*",
+        LINEAR_SM90,
+    ),
+    Mutation(
+        "w_before_its_kernel",
+        "linear_sm90.cuh",
+        "p.weights_are_ready != 0 ? min(begin + C.stages, end) : begin;",
+        "min(begin + C.stages, end);",
+        "RandomCases/*",
+        LINEAR_SM90,
+    ),
+    Mutation(
+        "stage_given_back_early",
+        "linear_sm90.cuh",
+        "__syncwarp(); if (lane == 0) stage.arrive_empty();",
+        "if (lane == 0) stage.arrive_empty();",
+        "RandomCases/*",
+        LINEAR_SM90,
+    ),
+    Mutation(
+        "sums_before_their_block",
+        "linear_sm90.cuh",
+        "ptx::wait_for_cluster(); const uint32_t owner",
+        "const uint32_t owner",
+        "RandomCases/*Wave*",
+        LINEAR_SM90,
+    ),
+    Mutation(
+        "sums_not_waited_for",
+        "linear_sm90.cuh",
+        "ptx::wait_for_sent(sent_barrier(), 0);",
+        "",
+        "RandomCases/*Wave*",
+        LINEAR_SM90,
+    ),
+    Mutation(
+        "sums_before_their_fence",
+        "linear_sm90.cuh",
+        "ptx::fence_memory(); last = ptx::is_last_arrival(arrived, count);",
+        "last = ptx::is_last_arrival(arrived, count);",
+        "RandomCases/*Stream*",
+        LINEAR_SM90,
+    ),
+    Mutation(
+        "one_arrival_less",
+        "linear_sm90.cuh",
+        "last = ptx::is_last_arrival(arrived, count);",
+        "last = ptx::is_last_arrival(arrived, count - 1);",
+        "RandomCases/*Stream*",
+        LINEAR_SM90,
+    ),
+    Mutation(
+        "arrivals_left",
+        "linear_sm90.cuh",
+        "if (are_there) ptx::store_to_memory(arrived, 0u);",
+        "",
+        "RandomCases/*Stream*",
+        LINEAR_SM90,
+    ),
+    Mutation(
+        "ups_of_gates",
+        "epilogue.cuh",
+        "weight_row<E>(p, p.out_features + column);",
+        "weight_row<E>(p, column);",
+        "RandomCases/*Gated*",
+        LINEAR_SM90,
+    ),
+    Mutation(
+        "residual_of_the_pair",
+        "epilogue.cuh",
+        "const uint32_t added[1] = {ptx::transpose(word)};",
+        "const uint32_t added[1] = {word};",
+        "RandomCases/*",
+        LINEAR_SM90,
+    ),
+]
