@@ -15,12 +15,17 @@
 #include "cpu/vector/backward_vector.hpp"
 #include "cpu/vector/decode_vector.hpp"
 #include "cpu/vector/forward_vector.hpp"
+#include "cpu/vector/linear_vector.hpp"
 #include "operations/attention/arguments.hpp"
+#include "operations/linear/arguments.hpp"
 #include "operations/merge/arguments.hpp"
 #include "process/once.hpp"
 
 namespace tessella::cpu {
 namespace {
+
+constexpr uint32_t kWiderFloats =
+    dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
 
 // Calls fn as the kernels compute tensors of this dtype: f64 in double, others in float.
 template <typename Fn>
@@ -145,9 +150,26 @@ struct MergeRow {
   }
 };
 
+template <InstructionSet kSet>
+struct LinearRow {
+  static std::string describe(const core::Plan& plan) { return describe_linear(plan); }
+  static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
+    return linear_workspace(shape, num_threads);
+  }
+  static void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
+    run_linear(kSet, core::linear(arguments), plan, workspace);
+  }
+  static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
+                                       std::string_view architectures) {
+    core::Kernel kernel = vector_row<kSet, LinearRow>(core::Operation::linear, name, summary, architectures);
+    kernel.dtypes = kWiderFloats;
+    kernel.max_head_dim = std::numeric_limits<int32_t>::max();
+    kernel.kv_dtypes = core::kWeightDTypes;
+    return kernel;
+  }
+};
+
 constexpr uint32_t kFloat8s = dtype_bit(core::DType::f8e4m3fn) | dtype_bit(core::DType::f8e5m2);
-constexpr uint32_t kWiderFloats =
-    dtype_bit(core::DType::f32) | dtype_bit(core::DType::bf16) | dtype_bit(core::DType::f16);
 constexpr core::Kernel kForwardWidened = {
     .name = "cpu.forward_widened",
     .summary = "fp8 in copies of fp32, by another kernel; out of fp8, amax",
@@ -231,6 +253,11 @@ auto all_kernels() {
     MergeRow<InstructionSet::sse4>::kernel("cpu.merge_sse4", "fp32 or f64 on SSE4", "sse4"),
     MergeRow<InstructionSet::baseline>::kernel("cpu.merge_baseline", "fp32 or f64, one element at a time, any x86-64",
                                                "any"),
+    LinearRow<InstructionSet::avx512>::kernel("cpu.linear_avx512", "fp32 on AVX-512, w widened in registers", "avx512"),
+    LinearRow<InstructionSet::avx2>::kernel("cpu.linear_avx2", "fp32 on AVX2 and FMA, w widened in registers", "avx2"),
+    LinearRow<InstructionSet::sse4>::kernel("cpu.linear_sse4", "fp32 on SSE4, w widened in registers", "sse4"),
+    LinearRow<InstructionSet::baseline>::kernel("cpu.linear_baseline", "fp32, one product at a time, any x86-64",
+                                                "any"),
 #else
     DecodeRow<InstructionSet::baseline>::kernel(
         "cpu.decode_baseline", "few queries, keys split over threads, the baseline's vectors (NEON)", "any"),
@@ -241,6 +268,7 @@ auto all_kernels() {
                                                   "fp32 or f64 on the baseline's vectors (NEON)", "any"),
     MergeRow<InstructionSet::baseline>::kernel("cpu.merge_baseline", "fp32 or f64 on the baseline's vectors (NEON)",
                                                "any"),
+    LinearRow<InstructionSet::baseline>::kernel("cpu.linear_baseline", "fp32 on the baseline's vectors (NEON)", "any"),
 #endif
     kAppend,
     kCopyPages,

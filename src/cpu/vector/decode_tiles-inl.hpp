@@ -13,6 +13,7 @@
 #include "cpu/decode_units.hpp"
 #include "cpu/vector/exp2-inl.hpp"
 #include "cpu/vector/pairs-inl.hpp"
+#include "cpu/vector/sums-inl.hpp"
 #include "cpu/vector/tiles-inl.hpp"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
@@ -34,49 +35,6 @@ inline constexpr int kValueBlocks = kManyRegisters ? (kRows == 4 ? 2 : 4) : 4 / 
 HWY_INLINE void prefetch_columns(const void* row, int64_t begin, int64_t bytes) {
   const char* lines = static_cast<const char*>(row) + begin;
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(lines + i, 0, 2);
-}
-
-#if HWY_TARGET != HWY_SCALAR
-// In each 16 bytes: lane i is the sum of those of the i-th vector.
-HWY_INLINE Vec<float> sum_in_blocks(const Vec<float>* v) {
-  const Tag<float> d;
-  const hn::RepartitionToWide<Tag<float>> d64;
-  const auto halve = [&](Vec<float> a, Vec<float> b) HWY_ATTR {
-    return hn::BitCast(d64, hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b)));
-  };
-  const auto low = halve(v[0], v[1]), high = halve(v[2], v[3]);
-  return hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, low, high)),
-                 hn::BitCast(d, hn::InterleaveUpper(d64, low, high)));
-}
-HWY_INLINE Vec<double> sum_in_blocks(const Vec<double>* v) {
-  const Tag<double> d;
-  return hn::Add(hn::InterleaveLower(d, v[0], v[1]), hn::InterleaveUpper(d, v[0], v[1]));
-}
-#endif
-
-// Lane i is the sum of the lanes of v[i].
-template <typename Real>
-HWY_INLINE Vec<Real> sum_each(const Vec<Real>* v) {
-#if HWY_TARGET == HWY_SCALAR
-  return v[0];
-#else
-  constexpr int kOfBlock = 16 / sizeof(Real);
-  constexpr int kCount = kLanes<Real> / kOfBlock;
-  static_assert(kCount == 1 || kCount == 2 || kCount == 4);
-#if HWY_MAX_BYTES >= 32
-  const Tag<Real> d;
-  const auto fold = [&](Vec<Real> a, Vec<Real> b)
-                        HWY_ATTR { return hn::Add(hn::ConcatLowerLower(d, b, a), hn::ConcatUpperUpper(d, b, a)); };
-  if constexpr (kCount == 2) return fold(sum_in_blocks(v), sum_in_blocks(v + kOfBlock));
-  if constexpr (kCount == 4) {
-    const auto even = fold(sum_in_blocks(v), sum_in_blocks(v + 2 * kOfBlock));
-    const auto odd = fold(sum_in_blocks(v + kOfBlock), sum_in_blocks(v + 3 * kOfBlock));
-    return hn::Add(hn::OddEvenBlocks(hn::SwapAdjacentBlocks(odd), even),
-                   hn::OddEvenBlocks(odd, hn::SwapAdjacentBlocks(even)));
-  }
-#endif
-  return sum_in_blocks(v);
-#endif
 }
 
 // Scores of kScores / kRows keys. The rows that follow `keys` by `ahead` are fetched, if that is not 0.

@@ -187,22 +187,36 @@ HWY_INLINE Pair<Real> load_rest(const T* row, int dim) {
 // A row of q as load_pair reads keys of T, zero where the last block repeats a column.
 template <typename T, typename Q, typename Real>
 void load_query(const Q* from, int dim, Real* to) {
+  const Tag<Real> d;
   const Blocks<Real, T> blocks{dim};
+  const auto store = [&](int block, Vec<Real> first, Vec<Real> second) HWY_ATTR {
+    hn::Store(first, d, to + block * kBlock<Real>);
+    hn::Store(second, d, to + block * kBlock<Real> + kLanes<Real>);
+  };
   if constexpr (std::is_same_v<T, Q>) {
-    const Tag<Real> d;
-    for (int block = 0; block < blocks.count(); ++block, to += kBlock<Real>) {
+    for (int block = 0; block < blocks.count(); ++block) {
       const bool is_full = block < blocks.full();
       const Pair<Real> pair = is_full ? load_pair<Real>(from, block * kBlock<Real>) : load_rest<Real>(from, dim);
-      hn::Store(pair.first, d, to);
-      hn::Store(pair.second, d, to + kLanes<Real>);
+      store(block, pair.first, pair.second);
     }
     return;
   }
-  for (int block = 0; block < blocks.count(); ++block) {
-    for (int lane = 0; lane < kBlock<Real>; ++lane, ++to) {
-      const int column = blocks.column(block, lane);
-      *to = column < dim && column >= block * kBlock<Real> ? to_real<Real>(from[column]) : Real{0};
+  int block = 0;
+  for (; block < blocks.full(); ++block) {
+    const Vec<Real> low = load_floats(d, from + block * kBlock<Real>);
+    const Vec<Real> high = load_floats(d, from + block * kBlock<Real> + kLanes<Real>);
+#if HWY_TARGET != HWY_SCALAR
+    if constexpr (kInterleaved<T>) {
+      store(block, hn::ConcatEven(d, high, low), hn::ConcatOdd(d, high, low));
+      continue;
     }
+#endif
+    store(block, low, high);
+  }
+  for (int lane = 0; block < blocks.count() && lane < kBlock<Real>; ++lane) {
+    const int column = blocks.column(block, lane);
+    to[block * kBlock<Real> + lane] =
+        column < dim && column >= block * kBlock<Real> ? to_real<Real>(from[column]) : Real{0};
   }
 }
 
