@@ -43,7 +43,10 @@ HWY_INLINE auto with_weights(core::DType dtype, Fn&& fn) {
   return with_elements<float>(dtype, fn);
 }
 
-// Rows that are fetched while a tile is computed.
+// From the second cache to the first: hardware does not keep up with so many rows.
+inline constexpr int64_t kBytesAhead = 512;
+
+// Rows that are fetched to the second cache while a tile is computed.
 struct Fetched {
   const std::byte* const* rows;
   int count;
@@ -83,10 +86,10 @@ HWY_NOINLINE void linear_tile(const std::byte* const* w, const float* HWY_RESTRI
   for (int block = 0; block < full; ++block) {
     const int64_t at = block * kBytes;
     if (kBytes >= kLineBytes || at % kLineBytes == 0) {
-      for (int row = 0; row < fetched.count; ++row) {
-        for (int64_t line = 0; line < kBytes; line += kLineBytes) {
-          __builtin_prefetch(fetched.rows[row] + at + line, 0, 2);
-        }
+      for (int64_t line = at; line < at + kBytes; line += kLineBytes) {
+        HWY_UNROLL(4)
+        for (int column = 0; column < kColumns; ++column) __builtin_prefetch(w[column] + line + kBytesAhead, 0, 3);
+        for (int row = 0; row < fetched.count; ++row) __builtin_prefetch(fetched.rows[row] + line, 0, 2);
       }
     }
     add(block, [&](const T* row) HWY_ATTR { return load_pair<float>(row, block * kBlock<float>); });
