@@ -23,7 +23,7 @@ endmacro()
 
 # Parts by hand.
 foreach(part band cancelled_work cases check compare cubin cubin_store driver_types dropout embedded fields float16
-    forward_arguments forward_config forward_cost no_gpu nvrtc pages sequence softcap tile_map)
+    forward_arguments forward_config forward_cost linear_tiles no_gpu nvrtc pages sequence softcap tile_map)
   quick(${part}_test)
 endforeach()
 quick(user_source_test UserSource) # its others compile device code

@@ -7,6 +7,7 @@
 
 #include "cpu/amx/backward_amx.hpp"
 #include "cpu/amx/forward_amx.hpp"
+#include "cpu/amx/linear_amx.hpp"
 #include "cpu/append.hpp"
 #include "cpu/copy_pages.hpp"
 #include "cpu/forward_widened.hpp"
@@ -253,6 +254,7 @@ auto all_kernels() {
     MergeRow<InstructionSet::sse4>::kernel("cpu.merge_sse4", "fp32 or f64 on SSE4", "sse4"),
     MergeRow<InstructionSet::baseline>::kernel("cpu.merge_baseline", "fp32 or f64, one element at a time, any x86-64",
                                                "any"),
+    kLinearAmx,
     LinearRow<InstructionSet::avx512>::kernel("cpu.linear_avx512", "fp32 on AVX-512, w widened in registers", "avx512"),
     LinearRow<InstructionSet::avx2>::kernel("cpu.linear_avx2", "fp32 on AVX2 and FMA, w widened in registers", "avx2"),
     LinearRow<InstructionSet::sse4>::kernel("cpu.linear_sse4", "fp32 on SSE4, w widened in registers", "sse4"),

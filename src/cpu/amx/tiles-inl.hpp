@@ -55,6 +55,12 @@ inline void tile_load(const void* tile) {
                "m"(*static_cast<const TileBytes*>(tile)));
 }
 
+// Rows of a matrix, as they lie.
+template <int kTile>
+inline void tile_load_rows(const void* rows, int64_t stride_bytes) {
+  asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(rows), "r"(stride_bytes) : "memory");
+}
+
 // For operands that a pass reads once (packed K and V): it does not evict Q, P, S and O from L1, which matters much.
 template <int kTile>
 inline void tile_load_stream(const void* tile) {

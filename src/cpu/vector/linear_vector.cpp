@@ -13,20 +13,12 @@ constexpr int64_t kLanesOfBlock = 32;                 // floats of the widest bl
 constexpr int64_t kWholeColumns = 16;                 // a line of the widest elements of out
 constexpr int64_t kBandBytes = int64_t{512} << 10;    // of packed x
 constexpr int64_t kBlockBytes = int64_t{256} << 10;   // of w
-constexpr int64_t kTaskBytes = int64_t{1} << 20;      // of w: enough not to notice that it is handed out
+constexpr int64_t kTaskBytes = int64_t{1} << 20;      // of w
 constexpr int64_t kTasksOfThread = 4;                 // where there are columns for them: threads are not equally fast
 constexpr int64_t kAloneProducts = int64_t{1} << 18;  // some 10 microseconds of one thread: less wakes no second one
 constexpr int64_t kAloneFloats = int64_t{1} << 16;    // of packed x
 
 int64_t row_bytes(const core::LinearShape& shape) { return core::bytes_of(shape.w_shape.dtype, shape.in_features); }
-
-int64_t whole(int64_t columns) { return round_up(columns, columns < kWholeColumns ? kColumnTile : kWholeColumns); }
-
-int64_t task_columns(const core::LinearShape& shape, const LinearLayout& layout, int num_threads) {
-  const int64_t of_bytes = kTaskBytes / (layout.halves * row_bytes(shape));
-  const int64_t of_threads = shape.out_features / (kTasksOfThread * num_threads);
-  return whole(std::max<int64_t>(1, std::min(of_bytes, of_threads)));
-}
 
 // Scratch of all threads together: packed rows of x.
 struct PackedRows {
@@ -40,6 +32,13 @@ struct PackedRows {
 };
 
 }  // namespace
+
+int64_t linear_task_columns(const core::LinearShape& shape, int64_t whole, int num_threads) {
+  const int64_t halves = shape.weight_rows() / shape.out_features;
+  const int64_t of_bytes = kTaskBytes / (halves * row_bytes(shape));
+  const int64_t of_threads = shape.out_features / (kTasksOfThread * num_threads);
+  return round_up(std::max<int64_t>(1, std::min(of_bytes, of_threads)), whole);
+}
 
 LinearLayout::LinearLayout(const core::LinearShape& shape)
     : wave_rows(round_up(std::min(shape.rows, kWaveRows), kRowTile)),
@@ -87,7 +86,8 @@ void run_linear(InstructionSet set, const core::LinearArguments& a, const core::
       kernel.load_row(a, i < rows ? a.x.row(0, row + i, 0) : nullptr, packed.x + i * layout.x_stride);
     });
     const int threads = rows * a.in_features * a.weight_rows() < kAloneProducts ? 1 : plan.num_threads;
-    const int64_t step = task_columns(a, layout, threads);
+    const int64_t least = a.out_features / threads < kWholeColumns ? kColumnTile : kWholeColumns;
+    const int64_t step = linear_task_columns(a, least, threads);
     parallel_for(ceil_div(a.out_features, step), threads, a.cancel, [&](int64_t task, int worker) {
       kernel.run_columns(a, layout, packed.x, row, rows, task * step, std::min(a.out_features, (task + 1) * step),
                          LinearScratch(layout, base + worker * thread_bytes));

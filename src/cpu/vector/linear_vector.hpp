@@ -72,6 +72,10 @@ const LinearKernel<Real>& linear_sse4();
 template <typename Real>
 const LinearKernel<Real>& linear_baseline();
 
+// Columns of out that a thread takes at a time, a multiple of `whole`: enough not to notice that they are handed out,
+// and tasks for all threads.
+int64_t linear_task_columns(const core::LinearShape& shape, int64_t whole, int num_threads);
+
 std::string describe_linear(const core::Plan& plan);
 core::WorkspaceSize linear_workspace(const core::Shape& shape, int num_threads);
 void run_linear(InstructionSet set, const core::LinearArguments& arguments, const core::Plan& plan,
