@@ -179,7 +179,9 @@ TEST_F(LinearTiles, AnySize) {
                             {130, 65, 23, true},
                             {9, 200, 8, true, 5},
                             {40, 32, 17, false, 3},
-                            {3, 40, 9}, {20, 64, 3, true}, {0, 32, 16}}) {
+                            {3, 40, 9},
+                            {20, 64, 3, true},
+                            {0, 32, 16}}) {
     Call call(sizes);
     call.run(2);
     EXPECT_EQ(call.wrong(), "") << sizes.rows << " " << sizes.in_features << " " << sizes.out_features;

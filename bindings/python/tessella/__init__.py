@@ -34,6 +34,7 @@ from ._paged_cache import PagedCache
 from ._pages import Pages
 from ._plan import Plan, Workspace, explain, plan
 from ._quantize import dequantize, quantize
+from ._tune import tune
 
 __version__ = version()
 
@@ -82,5 +83,6 @@ __all__ = [
     "prefix",
     "quantize",
     "refusals",
+    "tune",
     "window",
 ]

@@ -276,6 +276,22 @@ class KernelCost(c.Structure):
     ]
 
 
+class TuneOptions(c.Structure):
+    """tessella_tune_options: a linear layer whose kernels are measured."""
+
+    _fields_ = [
+        ("struct_size", c.c_size_t),
+        ("device_type", c.c_int32),
+        ("device_id", c.c_int32),
+        ("dtype", c.c_int32),
+        ("w_dtype", c.c_int32),
+        ("activation", c.c_int32),
+        ("in_features", c.c_int64),
+        ("out_features", c.c_int64),
+        ("num_threads", c.c_int32),
+    ]
+
+
 class PageCopy(c.Structure):
     """tessella_page_copy: a page that is to be copied to another one."""
 
@@ -316,6 +332,7 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "tessella_kernel_refusal": (c.c_int32, [c.c_int32, _call, c.POINTER(c.c_char_p)]),
     "tessella_kernel_cost_of": (c.c_int32, [c.c_int32, _call, c.POINTER(KernelCost)]),
     "tessella_kernels_build": (c.c_int32, [c.c_char_p, c.c_char_p, Progress, c.c_void_p]),
+    "tessella_tune": (c.c_int32, [c.POINTER(TuneOptions), Progress, c.c_void_p]),
     "tessella_pages_make": (c.c_int32, [c.c_int64, c.c_int64, c.POINTER(Pages)]),
     "tessella_pages_free": (None, [Pages]),
     "tessella_pages_new_sequence": (c.c_int32, [Pages, _int64s]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import _declarations as d
 from ._library import failure, library, require
@@ -75,7 +75,12 @@ def build_kernels(archs: str = "", kernel: str = "", progress: Callable[[int, in
         kernel: a name of `kernels()`; "" = all.
         progress: called after each kernel with the number done, the number in all, and one line about it.
     """
+    names = (string("kernels_build: archs", archs).encode(), string("kernels_build: kernel", kernel).encode())
+    with_progress(progress, lambda report: library.tessella_kernels_build(*names, report, None))
 
+
+def with_progress(progress: Callable[[int, int, str], None] | None, call: Callable[[Any], int]) -> None:
+    """Calls C, which reports to `progress`; raises what that raises, or what the call's status says."""
     raised: list[BaseException] = []
 
     def report(num_done: int, num_total: int, line: bytes, _: int | None) -> None:
@@ -85,8 +90,7 @@ def build_kernels(archs: str = "", kernel: str = "", progress: Callable[[int, in
         except BaseException as error:  # C has no way out of its loop: it is raised when that is done
             raised.append(error)
 
-    names = (string("kernels_build: archs", archs).encode(), string("kernels_build: kernel", kernel).encode())
-    status = library.tessella_kernels_build(*names, d.Progress(report), None)
+    status = call(d.Progress(report))
     if raised:
         raise raised[0]
     require(status)

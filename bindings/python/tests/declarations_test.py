@@ -23,6 +23,7 @@ SCALARS = {
     "tessella_device_type": c.c_int32,
     "tessella_operation": c.c_int32,
     "tessella_gradient": c.c_int32,
+    "tessella_activation": c.c_int32,
     "void": None,
     "tessella_plan*": d.Plan,
     "tessella_plan**": c.POINTER(d.Plan),

@@ -74,9 +74,9 @@ struct LinearTiles {
 
 // Scratch of one thread.
 struct LinearTileScratch {
-  float* sums = nullptr;     // [halves][kWaveRows][kUnitColumns]
+  float* sums = nullptr;       // [halves][kWaveRows][kUnitColumns]
   uint16_t* copied = nullptr;  // two A tiles
-  float* c = nullptr;        // a C tile
+  float* c = nullptr;          // a C tile
   int64_t bytes = 0;
 
   explicit LinearTileScratch(std::byte* base) {
