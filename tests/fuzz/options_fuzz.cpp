@@ -313,6 +313,7 @@ void call(Bytes& bytes) {
   tessella_plan* plan = nullptr;
   const int32_t operation = bytes.byte() % 8 == 0 ? bytes.byte() % 10 - 1 : TESSELLA_FORWARD;
   const tessella_merge_args no_states = TESSELLA_MERGE_ARGS_INIT;
+  const tessella_linear_args no_rows = TESSELLA_LINEAR_ARGS_INIT;
   tessella_call tagged{sizeof tagged, operation, &args, &sized.options};
   switch (operation) {
     case TESSELLA_BACKWARD: tagged.args = &backward; break;
@@ -321,6 +322,7 @@ void call(Bytes& bytes) {
     case TESSELLA_COPY_PAGES: tagged.args = &copy_pages, tagged.options = nullptr; break;
     case TESSELLA_QUANTIZE: tagged.args = &quantize, tagged.options = &quantize_options; break;
     case TESSELLA_DEQUANTIZE: tagged.args = &dequantize, tagged.options = nullptr; break;
+    case TESSELLA_LINEAR: tagged.args = &no_rows, tagged.options = nullptr; break;
     default: break;
   }
   if (tessella_plan_make(&tagged, &plan) == TESSELLA_OK) tessella_plan_free(plan);
@@ -328,10 +330,66 @@ void call(Bytes& bytes) {
   tessella_kernel_refusal(kernel % tessella_kernel_count(), &tagged, &reason);
 }
 
+// Rows times weights: the call, a check of what it left, and a plan.
+void call_linear(Bytes& bytes) {
+  static constexpr int32_t kDtypes[] = {TESSELLA_F32, TESSELLA_BF16, TESSELLA_F16, TESSELLA_F64};
+  const int32_t dtype = kDtypes[bytes.byte() % 4];
+  const int32_t of_weights[] = {dtype, dtype, TESSELLA_I8, TESSELLA_F8E4M3FN};
+  const int32_t stored = of_weights[bytes.byte() % 4];
+  const int64_t rows = bytes.byte() % 70, in_features = bytes.byte() % 100 + 1, out_features = bytes.byte() % 40 + 1;
+  const uint8_t present = bytes.byte();
+  const bool is_swiglu = present & 1;
+  const int64_t w_rows = is_swiglu ? 2 * out_features : out_features;
+
+  tessella_linear_args args = TESSELLA_LINEAR_ARGS_INIT;
+  std::vector<OwnedTensor> owned(6);
+  size_t used = 0;
+  const auto put = [&](const tessella_tensor*& field, std::initializer_list<int64_t> shape, int32_t type) {
+    make_tensor(bytes, owned[used], shape, type);
+    field = &owned[used++].tensor;
+  };
+  put(args.x, {rows, in_features}, dtype);
+  put(args.w, {w_rows, in_features}, stored);
+  put(args.out, {rows, out_features}, dtype);
+  if ((stored != dtype) != (bytes.byte() == 255)) put(args.w_scale, {w_rows}, TESSELLA_F32);
+  if (present >> 1 & 1) put(args.bias, {w_rows}, present >> 2 & 1 ? TESSELLA_F32 : dtype);
+  if (present >> 3 & 1) put(args.residual, {rows, out_features}, dtype);
+  if (present >> 4 & 1) args.residual = args.out;
+
+  tessella_linear_options options = TESSELLA_LINEAR_OPTIONS_INIT;
+  options.activation = is_swiglu ? TESSELLA_SWIGLU : TESSELLA_ACTIVATION_NONE;
+  options.num_threads = bytes.byte() % 3;
+  if (present >> 5 & 1) {
+    options.activation = bytes.byte() % 3;
+    options.weights_ready = bytes.byte() % 3;
+    options.batch_invariant = bytes.byte() % 3;
+    options.num_sms = static_cast<int32_t>(bytes.number());
+    options.max_rows = bytes.number();
+  }
+  if (present >> 6 & 1) options.struct_size = bytes.byte() % (sizeof options + 1);
+  tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
+  const uint8_t kernel = bytes.byte();
+  if (kernel >= 128 && tessella_kernel_describe(kernel % tessella_kernel_count(), &info) == TESSELLA_OK) {
+    options.kernel = info.name;
+  }
+
+  expect_sane(tessella_linear(&args, &options, nullptr));
+  const tessella_call tagged{sizeof tagged, TESSELLA_LINEAR, &args, &options};
+  tessella_check_report report = TESSELLA_CHECK_REPORT_INIT;
+  expect_sane(tessella_check(&tagged, bytes.byte() % 4, 0, &report));
+  tessella_plan* plan = nullptr;
+  expect_sane(tessella_plan_make(&tagged, &plan));
+  tessella_plan_free(plan);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Bytes bytes(data, size);
-  call(bytes);
+  if (bytes.byte() % 4 == 3) {  // not behind the other: tensors take all the bytes there are
+    call_linear(bytes);
+  } else {
+    call(bytes);
+  }
   return 0;
 }
