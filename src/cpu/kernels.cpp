@@ -11,6 +11,7 @@
 #include "cpu/append.hpp"
 #include "cpu/copy_pages.hpp"
 #include "cpu/forward_widened.hpp"
+#include "cpu/linear_blas.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/quantize.hpp"
 #include "cpu/vector/backward_vector.hpp"
@@ -254,6 +255,7 @@ auto all_kernels() {
     MergeRow<InstructionSet::sse4>::kernel("cpu.merge_sse4", "fp32 or f64 on SSE4", "sse4"),
     MergeRow<InstructionSet::baseline>::kernel("cpu.merge_baseline", "fp32 or f64, one element at a time, any x86-64",
                                                "any"),
+    kLinearBlas,
     kLinearAmx,
     LinearRow<InstructionSet::avx512>::kernel("cpu.linear_avx512", "fp32 on AVX-512, w widened in registers", "avx512"),
     LinearRow<InstructionSet::avx2>::kernel("cpu.linear_avx2", "fp32 on AVX2 and FMA, w widened in registers", "avx2"),
@@ -270,6 +272,7 @@ auto all_kernels() {
                                                   "fp32 or f64 on the baseline's vectors (NEON)", "any"),
     MergeRow<InstructionSet::baseline>::kernel("cpu.merge_baseline", "fp32 or f64 on the baseline's vectors (NEON)",
                                                "any"),
+    kLinearBlas,
     LinearRow<InstructionSet::baseline>::kernel("cpu.linear_baseline", "fp32 on the baseline's vectors (NEON)", "any"),
 #endif
     kAppend,

@@ -4,21 +4,81 @@
 #include <cstring>
 #include <deque>
 #include <sstream>
+#include <stdexcept>
 
 #include "cases/random.hpp"
 #include "cases/tensor_elements.hpp"
 
 namespace tessella::tests {
 
+namespace {
+
+// f(name, member) of every member.
+template <typename C, typename F>
+void fields(C& c, F&& f) {
+  f("kernel", c.kernel);
+  f("dtype", c.dtype);
+  f("w_dtype", c.w_dtype);
+  f("out_dtype", c.out_dtype);
+  f("bias_dtype", c.bias_dtype);
+  f("residual", c.residual);
+  f("in_place", c.in_place);
+  f("swiglu", c.swiglu);
+  f("weights_ready", c.weights_ready);
+  f("batch_invariant", c.batch_invariant);
+  f("rows", c.rows);
+  f("in_features", c.in_features);
+  f("out_features", c.out_features);
+  f("positive", c.positive);
+  f("offset", c.offset);
+  f("gap", c.gap);
+  f("guard", c.guard);
+  f("plan", c.plan);
+  f("max_rows", c.max_rows);
+  f("num_threads", c.num_threads);
+  f("seed", c.seed);
+}
+
+}  // namespace
+
 std::string to_string(const LinearCase& c) {
   std::ostringstream line;
-  line << "kernel=" << c.kernel << " dtype=" << c.dtype << " w_dtype=" << c.w_dtype << " out_dtype=" << c.out_dtype
-       << " bias_dtype=" << c.bias_dtype << " residual=" << c.residual << " in_place=" << c.in_place
-       << " swiglu=" << c.swiglu << " weights_ready=" << c.weights_ready << " batch_invariant=" << c.batch_invariant
-       << " rows=" << c.rows << " in_features=" << c.in_features << " out_features=" << c.out_features
-       << " positive=" << c.positive << " offset=" << c.offset << " gap=" << c.gap << " guard=" << c.guard
-       << " plan=" << c.plan << " max_rows=" << c.max_rows << " num_threads=" << c.num_threads << " seed=" << c.seed;
+  fields(c,
+         [&](const char* name, const auto& value) { line << (line.tellp() == 0 ? "" : " ") << name << '=' << value; });
   return line.str();
+}
+
+LinearCase parse_linear(const std::string& line) {
+  LinearCase c;
+  std::istringstream words(line);
+  for (std::string word; words >> word;) {
+    bool is_read = false;
+    fields(c, [&](const std::string& name, auto& value) {
+      if (!word.starts_with(name + '=')) return;
+      std::istringstream given(word.substr(name.size() + 1));
+      is_read = static_cast<bool>(given >> value) || name == "kernel";  // which may be ""
+    });
+    if (!is_read) throw std::invalid_argument("no field of a case of linear: " + word);
+  }
+  return c;
+}
+
+LinearCase supported(LinearCase c) {
+  if (c.kernel == "cpu.linear_amx") {
+    c.w_dtype = c.dtype;
+    c.batch_invariant = true;  // for any number of rows
+  } else if (c.kernel == "cpu.linear_blas") {
+    constexpr int64_t kFewest = 128;
+    c.w_dtype = c.dtype;
+    c.batch_invariant = false;
+    c.num_threads = 0;
+    if (c.max_rows > 0) {
+      c.max_rows += kFewest;
+    } else {
+      c.rows += kFewest;
+    }
+  }
+  return c;
 }
 
 LinearCase random_linear(const std::string& kernel, const std::string& dtypes, uint64_t seed, int64_t most_rows) {
@@ -55,7 +115,7 @@ LinearCase random_linear(const std::string& kernel, const std::string& dtypes, u
   c.plan = random.chance(0.3);
   if (c.plan && random.chance(0.5)) c.max_rows = c.rows + random.in(0, 40);
   c.num_threads = static_cast<int32_t>(random.below(4));
-  return c;
+  return supported(c);
 }
 
 LinearCall::LinearCall(const LinearCase& c) : c_(c) {

@@ -35,6 +35,10 @@ struct LinearCase {
   uint64_t seed = 1;
 };
 std::string to_string(const LinearCase& c);
+LinearCase parse_linear(const std::string& line);  // of that
+
+// Changed to what its kernel takes: one of many rows, or of w in the dtype of x alone.
+LinearCase supported(LinearCase c);
 
 // dtypes: of the kernel. Sizes that are odd, or whole tiles; at most most_rows rows.
 LinearCase random_linear(const std::string& kernel, const std::string& dtypes, uint64_t seed, int64_t most_rows = 70);

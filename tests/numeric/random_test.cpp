@@ -1,6 +1,7 @@
 // Small random cases on every kernel that runs here, or one case from its line:
 //
 //   random_test --cases 20000 --seed 1 [--kernel NAME] [--jobs N] [--decode] [--quantized] [--mla]
+//   random_test --linear --cases 20000 --seed 1 [--kernel NAME] [--jobs N]
 //   random_test --case "kernel=reference.flash_2 seqlen_q=5 window_right=0"
 //
 // Kernels of the GPU are compiled for some choices of a case: their cases keep to the first --max-configs of a list,
@@ -9,7 +10,7 @@
 // too. --quantized gives them k and v of 8 and 4 bits, for a kernel that takes these, --mla caches of MLA.
 //
 // --wrong-forward gives backward kernels an out and LSE of another forward (cases/wrong_forward.hpp): a case passes if
-// the check refuses its gradients.
+// the check refuses its gradients. --linear runs cases of linear (cases/linear_call.hpp) on its kernels.
 //
 // Every failing case is printed as its line. Exit status 0 when all passed and every kernel had one, 1 when one failed
 // or was unsupported, as none of these cases should be, 2 on bad input.
@@ -27,12 +28,14 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cases/backward_call.hpp"
 #include "cases/call.hpp"
 #include "cases/cases.hpp"
 #include "cases/configurations.hpp"
+#include "cases/linear_call.hpp"
 #include "cases/wrong_forward.hpp"
 
 namespace {
@@ -42,6 +45,8 @@ using tessella::tests::Call;
 using tessella::tests::Case;
 using tessella::tests::Catch;
 using tessella::tests::Caught;
+using tessella::tests::LinearCall;
+using tessella::tests::LinearCase;
 using tessella::tests::Outcome;
 using tessella::tests::Takes;
 using tessella::tests::Verdict;
@@ -56,6 +61,7 @@ struct Arguments {
   bool quantized = false;
   bool mla = false;
   bool wrong_forward = false;
+  bool linear = false;
   bool list_configs = false;
   bool compile_only = false;
 };
@@ -83,7 +89,8 @@ std::vector<Kernel> kernels(const Arguments& arguments) {
     tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
     if (tessella_kernel_describe(idx, &info) != TESSELLA_OK) continue;
     const std::string_view operation = info.operation;
-    if ((operation != "forward" && operation != "backward") || (!only.empty() && only != info.name)) continue;
+    const bool is_wanted = arguments.linear ? operation == "linear" : operation == "forward" || operation == "backward";
+    if (!is_wanted || (!only.empty() && only != info.name)) continue;
     if (arguments.decode && (operation == "backward" || std::string_view(info.name) == "cuda.forward_sm90")) continue;
     // The reference finds out and LSE by itself. The check, which is what a wrong forward tries, runs on the CPU
     // whatever computed, and cases of GPUs have more rows than the same in f64.
@@ -140,6 +147,17 @@ Outcome run_with_wrong_forward(const Case& c, uint64_t seed) {
   return {found.caught == Caught::no ? Verdict::failed : Verdict::passed, found.message};
 }
 
+Outcome run_linear(const LinearCase& c) {
+  std::snprintf(t_line, sizeof t_line, "%s", to_string(c).c_str());
+  LinearCall call(c);
+  const tessella_status status = call.run();
+  Outcome outcome{status == TESSELLA_UNSUPPORTED ? Verdict::unsupported : Verdict::failed, ""};
+  outcome.message = status == TESSELLA_OK ? call.check() : tessella_last_error();
+  if (outcome.message.empty()) outcome.verdict = Verdict::passed;
+  if (outcome.verdict == Verdict::failed) print_failure(outcome.message);
+  return outcome;
+}
+
 // work(at) for every at below count, in so many threads.
 void in_threads(int64_t jobs, int64_t count, const std::function<void(int64_t)>& work) {
   std::atomic<int64_t> next{0};
@@ -184,6 +202,13 @@ Case smallest_case(const Kernel& kernel, int idx) {
   return c;
 }
 
+// What became of it, and its dtype.
+std::pair<Outcome, std::string> run_random_case(const Kernel& kernel, uint64_t seed, const Arguments& arguments) {
+  if (arguments.linear) return {run_linear(tessella::tests::random_linear(kernel.name, kernel.dtypes, seed)), ""};
+  const Case c = random_case(kernel, seed, arguments);
+  return {arguments.wrong_forward ? run_with_wrong_forward(c, seed) : run(c), c.dtype};
+}
+
 // How many cases of each dtype the check refused: more than half. The others differ by no more than rounding.
 class Refusals {
  public:
@@ -216,12 +241,11 @@ int run_random(const Arguments& arguments, const std::vector<Kernel>& list) {
   in_threads(arguments.jobs, arguments.cases, [&](int64_t at) {
     const size_t idx = static_cast<size_t>(at) % list.size();
     const uint64_t seed = arguments.seed * 1'000'000'007 + static_cast<uint64_t>(at);
-    const Case c = random_case(list[idx], seed, arguments);
-    const Outcome outcome = arguments.wrong_forward ? run_with_wrong_forward(c, seed) : run(c);
+    const auto [outcome, dtype] = run_random_case(list[idx], seed, arguments);
     switch (outcome.verdict) {
       case Verdict::passed:
         ++passed[idx];
-        if (arguments.wrong_forward) refusals.add(c.dtype, outcome.message.empty());
+        if (arguments.wrong_forward) refusals.add(dtype, outcome.message.empty());
         break;
       case Verdict::failed: ++failed; break;
       case Verdict::unsupported:
@@ -277,8 +301,9 @@ int run_configs(const Arguments& arguments, const std::vector<Kernel>& list) {
   return failed == 0 ? 0 : 1;
 }
 
-int run_line(const std::string& line) {
-  const Outcome outcome = run(tessella::tests::parse(line));
+int run_line(const Arguments& arguments) {
+  const Outcome outcome = arguments.linear ? run_linear(tessella::tests::parse_linear(arguments.line))
+                                           : run(tessella::tests::parse(arguments.line));
   std::printf("%s %s\n",
               outcome.verdict == Verdict::passed        ? "1 passed, 0 failed"
               : outcome.verdict == Verdict::unsupported ? "unsupported:"
@@ -305,6 +330,10 @@ bool read(int argc, char** argv, Arguments& to) {
     }
     if (option == "--wrong-forward") {
       to.wrong_forward = true;
+      continue;
+    }
+    if (option == "--linear") {
+      to.linear = true;
       continue;
     }
     if (option == "--quantized") {
@@ -343,13 +372,13 @@ int main(int argc, char** argv) {
   if (!read(argc, argv, arguments)) {
     std::fprintf(stderr,
                  "usage: random_test [--cases N] [--seed S] [--kernel NAME] [--jobs N] [--max-configs N]\n"
-                 "                   [--decode | --quantized | --mla | --wrong-forward] [--list-configs | "
+                 "                   [--decode | --quantized | --mla | --wrong-forward | --linear] [--list-configs | "
                  "--compile-only | --case \"LINE\"]\n");
     return 2;
   }
   for (const int signal_number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) signal(signal_number, on_fault);
   try {
-    if (!arguments.line.empty()) return run_line(arguments.line);
+    if (!arguments.line.empty()) return run_line(arguments);
     const std::vector<Kernel> list = kernels(arguments);
     if (list.empty()) {
       std::fprintf(stderr, "random_test: no kernel to run\n");

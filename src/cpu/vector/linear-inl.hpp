@@ -267,8 +267,16 @@ inline void load_linear_row(const core::LinearArguments& a, const std::byte* row
 #endif
 }
 
+inline void finish_of_others(const core::LinearArguments& a, const LinearSums& sums, int64_t row, int64_t num_rows,
+                             int64_t column, int num_columns) {
+  finish_linear(a, sums, row, num_rows, column, num_columns);
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+  _mm256_zeroupper();  // as in forward-inl.hpp
+#endif
+}
+
 template <typename Real>
-inline constexpr LinearKernel<Real> kLinearKernel = {&load_linear_row, &run_linear_columns, &finish_linear};
+inline constexpr LinearKernel<Real> kLinearKernel = {&load_linear_row, &run_linear_columns, &finish_of_others};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu

@@ -54,7 +54,7 @@ struct LinearKernel {
   // Columns [begin, end) of out, of rows [row, row + num_rows), whose packed rows of x begin at `x`.
   void (*run_columns)(const core::LinearArguments& arguments, const LinearLayout& layout, const Real* x, int64_t row,
                       int64_t num_rows, int64_t begin, int64_t end, const LinearScratch& scratch) = nullptr;
-  // Scales, bias, activation and residual of sums, to at most kMostBlockColumns columns of out.
+  // For sums of other kernels: scales, bias, activation and residual, to at most kMostBlockColumns columns of out.
   void (*finish)(const core::LinearArguments& arguments, const LinearSums& sums, int64_t row, int64_t num_rows,
                  int64_t column, int num_columns) = nullptr;
 };
