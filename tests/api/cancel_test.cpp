@@ -69,30 +69,38 @@ TEST_P(Cancel, BeforeACallNothingIsTouched) {
   for (const float value : out_) ASSERT_EQ(value, -7);
 }
 
-// What a call says whose flag another thread sets 5 ms later.
-std::string cancelled_later(const ts::ForwardArgs& call, ts::AttentionOptions options) {
+// What a call says whose flag another thread sets 5 ms later. call(flag) makes it.
+template <typename F>
+std::string cancelled_later(const F& call) {
   std::atomic<int32_t> flag{0};
-  options.cancel = &flag;
   std::jthread other([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     flag = 1;
   });
-  try {
-    ts::forward(call, options);
-  } catch (const ts::Error& error) {
-    EXPECT_EQ(error.code(), ts::ErrorCode::cancelled);
-    return error.what();
-  }
-  return "not cancelled";
+  return call(flag);
 }
 
 // The same where the flag is set during the call: on a busy machine it may be before it begins, or after it ends.
-std::string cancelled_during(const ts::ForwardArgs& call, const ts::AttentionOptions& options) {
+template <typename F>
+std::string cancelled_during(const F& call) {
   std::string said = "before it began";
   for (int tries = 0; tries < 50 && (said == "not cancelled" || said.find("before it began") != said.npos); ++tries) {
-    said = cancelled_later(call, options);
+    said = cancelled_later(call);
   }
   return said;
+}
+
+std::string cancelled_during(const ts::ForwardArgs& args, ts::AttentionOptions options) {
+  return cancelled_during([&](const std::atomic<int32_t>& flag) -> std::string {
+    options.cancel = &flag;
+    try {
+      ts::forward(args, options);
+    } catch (const ts::Error& error) {
+      EXPECT_EQ(error.code(), ts::ErrorCode::cancelled);
+      return error.what();
+    }
+    return "not cancelled";
+  });
 }
 
 TEST_P(Cancel, DuringACallItEnds) {
@@ -122,6 +130,39 @@ TEST_P(Cancel, WithinAPieceOfWorkItEnds) {
   EXPECT_EQ(cancelled_during(call, options(1)), "forward: the call was cancelled; its outputs hold no result");
 }
 
+class CancelLinear : public EachKernel {};
+
+// Rows of x and of w that are all one, on one thread and on more.
+TEST_P(CancelLinear, DuringACallItEnds) {
+  if (GetParam().is_on_gpu()) GTEST_SKIP() << "a GPU's kernels do not read the flag";
+  if (GetParam().name == "cpu.linear_blas") GTEST_SKIP() << "a BLAS does not read the flag";
+  constexpr int64_t kRows = 64, kColumns = 4096, kOut = int64_t{1} << 17;
+  const int32_t dtype = GetParam().computes("f32") ? TESSELLA_F32 : TESSELLA_BF16;
+  std::vector<float> input(kColumns), results(kRows * kOut, -7);
+  const auto matrix = [](void* data, int32_t type, int64_t rows, int64_t columns, int64_t stride) {
+    return tessella_tensor{.data = data, .dtype = type, .ndim = 2, .shape = {rows, columns}, .strides = {stride, 1}};
+  };
+  const tessella_tensor x = matrix(input.data(), dtype, kRows, kColumns, 0);
+  const tessella_tensor w = matrix(input.data(), dtype, kOut, kColumns, 0);
+  const tessella_tensor out = matrix(results.data(), TESSELLA_F32, kRows, kOut, kOut);
+  tessella_linear_args args = TESSELLA_LINEAR_ARGS_INIT;
+  args.x = &x, args.w = &w, args.out = &out;
+  for (const int threads : {1, 3}) {
+    const std::string said = cancelled_during([&](std::atomic<int32_t>& flag) -> std::string {
+      tessella_linear_options options = TESSELLA_LINEAR_OPTIONS_INIT;
+      options.kernel = GetParam().name.c_str();
+      options.num_threads = threads;
+      options.cancel = reinterpret_cast<const int32_t*>(&flag);
+      const tessella_status status = tessella_linear(&args, &options, nullptr);
+      if (status == TESSELLA_OK) return "not cancelled";
+      EXPECT_EQ(status, TESSELLA_CANCELLED);
+      return tessella_last_error();
+    });
+    EXPECT_EQ(said, "linear: the call was cancelled; its outputs hold no result");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, CancelLinear, testing::ValuesIn(kernels_of("linear")), kernel_test_name);
 INSTANTIATE_TEST_SUITE_P(Kernels, Cancel, testing::ValuesIn(kernels_of("forward")), kernel_test_name);
 
 }  // namespace

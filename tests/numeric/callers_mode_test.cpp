@@ -10,6 +10,7 @@
 #include "cases/cases.hpp"
 #include "cases/float_mode.hpp"
 #include "cases/kernels.hpp"
+#include "cases/linear_call.hpp"
 #include "cases/merge_call.hpp"
 
 namespace tessella::tests {
@@ -87,6 +88,21 @@ TEST_P(CallersModesOfMerge, ChangeNoBit) {
   });
 }
 
+class CallersModesOfLinear : public EachKernel {};
+
+TEST_P(CallersModesOfLinear, ChangeNoBit) {
+  if (GetParam().name == "cpu.linear_blas") GTEST_SKIP() << "a BLAS's threads have modes of their own";
+  LinearCase c = {
+      .kernel = GetParam().name, .swiglu = true, .rows = 9, .in_features = 300, .out_features = 700, .seed = 5};
+  if (!GetParam().computes("f32")) c.dtype = c.w_dtype = c.out_dtype = TESSELLA_BF16;
+  expect_same_bits([&](int threads, const CallersMode& mode) {
+    c.num_threads = threads;
+    LinearCall call(supported(c));
+    EXPECT_TRUE(keeps_mode(mode, [&] { EXPECT_EQ(call.run(), TESSELLA_OK) << tessella_last_error(); }));
+    return call.results();
+  });
+}
+
 std::vector<KernelInfo> cpu_kernels_of(const std::string& operation) {
   std::vector<KernelInfo> kernels = kernels_of(operation);
   std::erase_if(kernels, [](const KernelInfo& kernel) { return kernel.is_on_gpu(); });
@@ -95,6 +111,7 @@ std::vector<KernelInfo> cpu_kernels_of(const std::string& operation) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, CallersModes, testing::ValuesIn(cpu_kernels_of("forward")), kernel_test_name);
 INSTANTIATE_TEST_SUITE_P(Kernels, CallersModesOfMerge, testing::ValuesIn(cpu_kernels_of("merge")), kernel_test_name);
+INSTANTIATE_TEST_SUITE_P(Kernels, CallersModesOfLinear, testing::ValuesIn(cpu_kernels_of("linear")), kernel_test_name);
 
 }  // namespace
 }  // namespace tessella::tests

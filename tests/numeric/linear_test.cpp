@@ -115,6 +115,24 @@ TEST_P(Linear, Repeats) {
   }
 }
 
+// Blocks of columns that several threads take have the bits that one thread's have.
+TEST_P(Linear, ThreadsChangeNoBit) {
+  LinearCase c = base();
+  c.rows = 70;
+  c.in_features = 1000;
+  c.out_features = 700;
+  c.swiglu = true;
+  if (GetParam().is_on_gpu() || c.kernel == "cpu.linear_blas") GTEST_SKIP() << "has threads of its own";
+  std::vector<std::byte> expected;
+  for (const int32_t threads : {1, 2, 3}) {
+    c.num_threads = threads;
+    LinearCall call(supported(c));
+    ASSERT_EQ(call.run(), TESSELLA_OK) << tessella_last_error();
+    if (expected.empty()) expected = call.results();
+    ASSERT_EQ(call.results(), expected) << threads;
+  }
+}
+
 // With batch_invariant a row has the bits that it has alone.
 TEST_P(Linear, BatchInvariant) {
   LinearCase c = base();
