@@ -126,9 +126,11 @@ std::string run_linear(LinearCall& call, int num_sms, uint64_t seed) {
   };
   set_kernel_before(write_late);
   try {
-    for (const cuda::Step& step : recipe.steps) {
+    for (cuda::Step step : recipe.steps) {
       const auto launch =
           step.launch(bounds, &arguments, cuda::concurrency(step, bounds, device), {state.data(), scratch.data()});
+      // Side by side in pairs, so that one block reads while the other writes; else one behind the other.
+      step.blocks_wait = step.cluster == 1 && seed % 2 == 0;
       if (launch) run_step(step, *launch, seed);
     }
     if (!is_written) write_late();
