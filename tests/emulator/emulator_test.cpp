@@ -71,6 +71,18 @@ TEST(Emulator, AWaitForNothingIsADeadlock) {
   EXPECT_THROW(run(true), Deadlock);
 }
 
+TEST(Emulator, TheKernelBeforeEndsBehindAWaitForIt) {
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    int written = 0;
+    emulator::set_kernel_before([&] { ++written; });
+    emulator::launch({2, 1, 1}, 64, 0, seed, [&] {
+      emulator::wait_for_kernel_before();
+      EXPECT_EQ(written, 1);
+    });
+    EXPECT_EQ(written, 1);
+  }
+}
+
 TEST(Emulator, AnArrivalTooManyIsAnError) {
   const auto run = [](unsigned arrivals) {
     launch({1, 1, 1}, 32, 64, 1, [&] {

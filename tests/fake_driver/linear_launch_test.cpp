@@ -74,10 +74,21 @@ TEST(LinearLaunch, Clusters) {
   });
 }
 
-// Else at most a block a multiprocessor: of 16 steps a tile, 12 a block or one.
+// And in few tiles.
+TEST(LinearLaunch, FewTiles) {
+  in_child([] {
+    const LinearArguments a = arguments(64, 3 * 64);
+    const core::Plan plan = planned(a);
+    plan.kernel->run(&a, plan, {}, nullptr);
+    ASSERT_EQ(fake_driver()->launches.size(), 1u);
+    EXPECT_EQ(fake_driver()->launches[0].gridDimX, 12u);
+  });
+}
+
+// Else at most a block a multiprocessor: of 16 steps a tile, 12 a block or 7.
 TEST(LinearLaunch, Streams) {
   in_child([] {
-    for (const auto& [out_features, blocks] : {std::pair{70 * 64, 94u}, std::pair{3 * 64, 48u}, std::pair{64, 16u}}) {
+    for (const auto& [out_features, blocks] : {std::pair{70 * 64, 94u}, std::pair{40 * 64, 92u}}) {
       const LinearArguments a = arguments(64, out_features);
       const core::Plan plan = planned(a);
       EXPECT_EQ(plan.workspace.state_bytes, portable::counter_bytes(kNumSms));

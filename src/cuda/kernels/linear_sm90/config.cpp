@@ -16,29 +16,36 @@ using portable::LinearSm90Config;
 constexpr int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 // How blocks share the work. Without `streams` as many clusters as tiles run at once, if every multiprocessor has
-// blocks_per_sm blocks: a wave. Clusters halve or quarter the columns of a block, until a wave has work for all; two
-// blocks of rows a tile read x half as often. Several blocks a multiprocessor have little memory each: their stages are
-// short.
+// blocks_per_sm blocks: a wave, of which `sevenths` at least must be there. Clusters halve or quarter the columns of a
+// block, until a wave has work for all; two blocks of rows a tile read x half as often. Several blocks a multiprocessor
+// have little memory each: their stages are short.
 struct Way {
   int32_t blocks_per_sm, cluster, row_blocks, panels;
   bool streams;
+  int32_t sevenths;
 };
-// Those that fill a wave, by the tiles of 64 rows of w that it holds; the first that is full counts. Such waves were
-// the fastest in trials on an H200 where w makes them.
+// By the tiles of 64 columns of out that a full wave holds; the first that serves counts. Half a wave, a wave and three
+// halves were the fastest in a trial on an H200, and the others follow from them.
 constexpr Way kWaves[] = {
-    {1, 4, 1, 4, false},  // a quarter of a wave of tiles of 64 rows
-    {1, 2, 1, 4, false},  // half a wave
-    {1, 4, 2, 1, false},  // the same of gates and what they multiply
-    {1, 2, 2, 1, false},  // a wave
-    {3, 2, 1, 2, false},  // three halves
-    {3, 4, 2, 1, false},  // the same of gates and what they multiply
-    {2, 2, 2, 1, false},  // two waves
-    {3, 2, 2, 1, false},  // three
+    {1, 4, 1, 4, false, 0},  // to a quarter of a wave: smaller shares would cost more than idle multiprocessors
+    {1, 2, 1, 4, false, 6},  // half a wave
+    {1, 2, 2, 1, false, 6},  // a wave
+    {3, 2, 1, 2, false, 6},  // three halves
+    {2, 2, 2, 1, false, 6},  // two waves
+    {3, 2, 2, 1, false, 6},  // three
+};
+// The same of gates and what they multiply, which are two blocks of rows.
+constexpr Way kGatedWaves[] = {
+    {1, 4, 2, 1, false, 0},  // to a quarter of a wave
+    {1, 2, 2, 1, false, 6},  // half a wave
+    {3, 4, 2, 1, false, 6},  // three quarters
+    {2, 2, 2, 1, false, 6},  // a wave
+    {3, 2, 2, 1, false, 6},  // three halves
 };
 // Else: equal shares for all blocks, whatever the sizes are. Sums of tiles that borders cut go through memory.
-constexpr Way kStream = {1, 1, 1, 4, true}, kGatedStream = {1, 1, 2, 2, true};
+constexpr Way kStream = {1, 1, 1, 4, true, 0}, kGatedStream = {1, 1, 2, 2, true, 0};
 // For so many tiles that a block's part of one hardly counts: the next wave begins where the one before it ends early.
-constexpr Way kManyWaves = {2, 2, 1, 2, false}, kManyGatedWaves = {2, 2, 2, 1, false};
+constexpr Way kManyWaves = {2, 2, 1, 2, false, 0}, kManyGatedWaves = {2, 2, 2, 1, false, 0};
 
 int64_t blocks_of(const LinearShape& p, const Way& way, int64_t row_tiles) {
   const bool is_gated = p.activation == core::Activation::swiglu;
@@ -52,11 +59,10 @@ Way way_of(const LinearShape& p, const DeviceInfo& device, int64_t row_tiles) {
   // be half empty.
   constexpr int64_t kUsualSms = 132;
   const int64_t num_sms = p.batch_invariant ? kUsualSms : device.num_sms;
-  for (const Way& way : kWaves) {
-    if (is_gated && way.row_blocks != 2) continue;
+  for (const Way& way : is_gated ? std::span<const Way>(kGatedWaves) : std::span<const Way>(kWaves)) {
     const int64_t wave = num_sms * way.blocks_per_sm;
     const int64_t blocks = blocks_of(p, way, p.batch_invariant ? 1 : row_tiles);
-    const bool is_full = blocks * 7 >= wave * 6;
+    const bool is_full = blocks * 7 >= wave * way.sevenths;
     if (blocks <= wave && (is_full || p.batch_invariant)) return way;
   }
   if (p.batch_invariant) return is_gated ? kManyGatedWaves : kManyWaves;
