@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,7 @@ constexpr int64_t kRotatedBytes = int64_t{512} << 20;  // of weights that are re
 constexpr double kWindow = 0.01;                       // seconds that a measurement takes at least
 constexpr size_t kWindows = 3;                         // of which the middle one counts
 constexpr double kSame = 1.02;                         // times that differ by less are the same
+constexpr double kFarBehind = 4;                       // times the least time
 
 // Memory of a device, or of the host.
 class Memory {
@@ -198,6 +200,7 @@ class Tuning {
       if (candidates.empty()) core::unsupported(message("tune: no kernel computes such a layer, for rows = ", rows));
       for (size_t window = 0; window < kWindows; ++window) {
         for (const auto& candidate : candidates) candidate->add(seconds_of(*candidate));
+        leave_behind(candidates);
       }
       std::ranges::sort(candidates, {}, [](const auto& candidate) { return candidate->seconds(); });
       std::string times = message(rows, rows == 1 ? " row" : " rows");
@@ -219,12 +222,24 @@ class Tuning {
       for (const core::Kernel& kernel : table) {
         const bool is_for_this = kernel.operation == core::Operation::linear && kernel.device == a_.device.type &&
                                  (kernel.automatic & core::dtype_bit(a_.dtype())) != 0;
-        if (!is_for_this || !core::ineligible(kernel, core::Shape::view(a_)).empty()) continue;
+        if (!is_for_this || left_behind_.contains(&kernel)) continue;
+        if (!core::ineligible(kernel, core::Shape::view(a_)).empty()) continue;
         candidates.push_back(
             std::make_unique<Candidate>(kernel, make_plan(core::Shape::view(a_), {kernel.name}, "tune")));
       }
     }
     return candidates;
+  }
+
+  // Kernels that are far behind are not measured again, nor for more rows.
+  void leave_behind(std::vector<std::unique_ptr<Candidate>>& candidates) {
+    double least = candidates.front()->seconds();
+    for (const auto& candidate : candidates) least = std::min(least, candidate->seconds());
+    std::erase_if(candidates, [&](const auto& candidate) {
+      if (candidate->seconds() < kFarBehind * least) return false;
+      left_behind_.insert(&candidate->kernel());
+      return true;
+    });
   }
 
   // The kernel of fewer rows stays where it is as fast.
@@ -263,6 +278,7 @@ class Tuning {
   int64_t w_bytes_, num_w_;
   Memory x_, w_, scale_, out_;
   int64_t next_ = 0;
+  std::set<const core::Kernel*> left_behind_;
 };
 
 }  // namespace
