@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,7 @@ struct Sizes {
   int32_t blocks_per_sm, cluster, row_blocks;
   bool streams;
 };
+void PrintTo(const Sizes& sizes, std::ostream* stream) { *stream << sizes.name; }
 constexpr Sizes kSizes[] = {{"QuarterWave", 12, 3, 8, false, false, 1, 4, 1, false},
                             {"HalfWave", 6, 3, 16, false, true, 1, 2, 1, false},
                             {"Wave", 4, 4, 64, false, false, 1, 2, 2, false},
