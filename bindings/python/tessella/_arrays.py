@@ -119,6 +119,9 @@ def _no_dtype(name: str, dtype: Any, code: int | None, expected: str | None) -> 
 
 def require_array(name: str, array: Any) -> None:
     """Raises unless its memory can be viewed."""
+    # Of the class first: older torch.compile does not know what attributes a tensor has.
+    if hasattr(type(array), "__dlpack__"):
+        return
     if not (hasattr(array, "__dlpack__") or hasattr(array, "__array_interface__")):
         raise InvalidArgument(
             f"{name} is {type(array).__name__}, expected an array with __dlpack__ or __array_interface__"
