@@ -142,9 +142,13 @@ Plan choose(const Shape& shape, std::span<const KernelTable> tables, ForcedKerne
   // Whether the plan is the kernel's now.
   const auto take = [&](const Kernel& kernel) {
     const int num_threads = threads(kernel, plan.shape);
-    auto [reason, workspace, schedule_bytes, recipe] = offer(kernel, plan.shape, num_threads);
-    if (reason.empty() && !forced.is_given() && (kernel.automatic & dtype) == 0) {
-      reason = message("is not chosen for ", name(core::dtype(shape)), " unless named");
+    auto [reason, leaves, workspace, schedule_bytes, recipe] = offer(kernel, plan.shape, num_threads);
+    if (reason.empty() && !forced.is_given()) {
+      if ((kernel.automatic & dtype) == 0) {
+        reason = message("is not chosen for ", name(core::dtype(shape)), " unless named");
+      } else if (kernel.name != preferred.name) {
+        reason = std::move(leaves);
+      }
     }
     if (!reason.empty()) {
       plan.ineligible.push_back({kernel.name, std::move(reason)});

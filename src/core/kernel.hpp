@@ -29,6 +29,8 @@ struct Workspace {
 // What a kernel offers calls of one shape.
 struct Offer {
   std::string ineligible;  // why it does not take them, or "". The rest then says nothing
+  // Why kernels behind it serve them better, or "": it is then not chosen unless named.
+  std::string leaves;
   WorkspaceSize workspace;
   int64_t schedule_bytes = 0;          // of the schedule that runs may follow; 0: they follow none
   std::shared_ptr<const void> recipe;  // for the functions of this kernel alone, which find it in Plan::recipe

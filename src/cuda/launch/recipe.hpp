@@ -74,6 +74,7 @@ struct Step {
 
 struct Recipe {
   std::string ineligible;  // why the kernel does not run such calls, or "": the rest is then empty
+  std::string leaves;      // as core::Offer has it
   core::WorkspaceSize workspace;
   std::string description;  // one line: tiles, shared memory
   std::vector<Step> steps;

@@ -62,7 +62,7 @@ std::string unavailable(const KernelRow& row, core::Device device) {
 
 core::Offer offer(const KernelRow& row, const core::Shape& bounds) {
   auto recipe = std::make_shared<const Recipe>(row.recipe(bounds, device_of(bounds)));
-  return {recipe->ineligible, recipe->workspace, recipe->schedule_bytes, recipe};
+  return {recipe->ineligible, recipe->leaves, recipe->workspace, recipe->schedule_bytes, recipe};
 }
 
 std::string describe(const core::Plan& plan) {
