@@ -15,6 +15,8 @@
 #include "cuda/kernels/forward_sm90/recipe.hpp"
 #include "cuda/kernels/forward_widened/recipe.hpp"
 #include "cuda/kernels/ladder/recipe.hpp"
+#include "cuda/kernels/linear_gemv/recipe.hpp"
+#include "cuda/kernels/linear_sm80/recipe.hpp"
 #include "cuda/kernels/linear_sm90/recipe.hpp"
 #include "cuda/kernels/merge/recipe.hpp"
 #include "cuda/kernels/quantize/params.cuh"
@@ -172,6 +174,26 @@ constexpr KernelRow kDequantize = {.name = "cuda.dequantize",
                                    .max_head_dim = portable::kMostQuantizedColumns,
                                    .features = {},
                                    .recipe = dequantize_recipe};
+// Before all others of linear, to which it leaves more than one row of 16 bits.
+constexpr KernelRow kLinearGemv = {.name = "cuda.linear_gemv",
+                                   .operation = core::Operation::linear,
+                                   .summary = "fp32 multiply-adds, a warp a few rows of w, any GPU from Ampere on",
+                                   .architectures = "sm_80+",
+                                   .dtypes = kFloats,
+                                   .max_head_dim = std::numeric_limits<int32_t>::max(),
+                                   .features = {},
+                                   .kv_dtypes = core::kWeightDTypes,
+                                   .recipe = linear_gemv_recipe};
+constexpr KernelRow kLinearSm80 = {
+    .name = "cuda.linear_sm80",
+    .operation = core::Operation::linear,
+    .summary = "w from memory into the matrix instructions of warps, any GPU from Ampere on",
+    .architectures = "sm_80+",
+    .dtypes = kHalves,
+    .max_head_dim = std::numeric_limits<int32_t>::max(),
+    .features = {},
+    .kv_dtypes = core::kWeightDTypes,
+    .recipe = linear_sm80_recipe};
 constexpr KernelRow kLinearSm90 = {
     .name = "cuda.linear_sm90",
     .operation = core::Operation::linear,
@@ -214,12 +236,12 @@ constexpr KernelRow kFlash1 = {.name = "cuda.flash_1",
 
 core::KernelTable cuda_kernels() {
   return process::once([] {
-    return std::array{kernel<kForwardF8Sm90>(),    kernel<kForwardWidened>(), kernel<kDecode>(),
-                      kernel<kForwardSm90>(),      kernel<kForwardSm80>(),    kernel<kBackwardSm90>(),
-                      kernel<kBackwardSm80>(),     kernel<kMerge>(),          kernel<kAppend>(),
-                      kernel<kCopyPages>(),        kernel<kStandard>(),       kernel<kStandardBackward>(),
-                      kernel<kDecodeUnifiedMax>(), kernel<kFlash1>(),         kernel<kQuantize>(),
-                      kernel<kDequantize>(),       kernel<kLinearSm90>()};
+    return std::array{
+        kernel<kForwardF8Sm90>(),    kernel<kForwardWidened>(), kernel<kDecode>(),       kernel<kForwardSm90>(),
+        kernel<kForwardSm80>(),      kernel<kBackwardSm90>(),   kernel<kBackwardSm80>(), kernel<kMerge>(),
+        kernel<kAppend>(),           kernel<kCopyPages>(),      kernel<kStandard>(),     kernel<kStandardBackward>(),
+        kernel<kDecodeUnifiedMax>(), kernel<kFlash1>(),         kernel<kQuantize>(),     kernel<kDequantize>(),
+        kernel<kLinearGemv>(),       kernel<kLinearSm90>(),     kernel<kLinearSm80>()};
   });
 }
 

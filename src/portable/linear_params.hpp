@@ -18,4 +18,14 @@ struct LinearOut {
   int32_t has_pairs;  // 1 if elements of out and residual begin words at even columns: they have 16 bits, then
 };
 
+// Where kernels that load rows by their threads find them.
+struct LinearOperands {
+  const void* x;  // (rows, in_features)
+  const void* w;  // (out_features, in_features); with SwiGLU first the rows of a, then those of b
+  int64_t x_stride, w_stride;
+  int32_t in_features;
+  int32_t is_swiglu;
+  int32_t weights_ready;  // 1 if w may be read before the kernel before has ended
+};
+
 }  // namespace tessella::portable

@@ -1,12 +1,16 @@
-// What cuda.linear_sm90 queues, on a driver that only remembers. Each test is a child process.
+// What cuda.linear_sm90 queues, and which kernel of linear a call has, on a driver that only remembers. Each test is a
+// child process.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <vector>
 
 #include "child.hpp"
+#include "core/choose.hpp"
 #include "core/plan.hpp"
+#include "cuda/kernels.hpp"
 #include "cuda/kernels/linear_sm90/params.cuh"
 #include "fake_driver.hpp"
 #include "operations/linear/arguments.hpp"
@@ -101,6 +105,28 @@ TEST(LinearLaunch, Streams) {
       EXPECT_EQ(fake_driver()->launches[0].gridDimX, blocks) << out_features;
       EXPECT_FALSE(has(cuda::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION));
     }
+  });
+}
+
+// Which kernel a call has that names none.
+TEST(LinearLaunch, Choice) {
+  in_child([] {
+    const auto chosen = [](const LinearArguments& a) {
+      return core::choose(core::shape(&a), std::array{cuda::cuda_kernels()}, {}, "linear").kernel->name;
+    };
+    LinearArguments one = arguments(1, 640), few = arguments(2, 640);
+    EXPECT_EQ(chosen(one), "cuda.linear_gemv");
+    EXPECT_EQ(chosen(few), "cuda.linear_sm90");
+    one.batch_invariant = true;
+    EXPECT_EQ(chosen(one), "cuda.linear_sm90");
+    for (LinearArguments* a : {&one, &few}) a->w_shape.dtype = DType::i8;
+    EXPECT_EQ(chosen(few), "cuda.linear_sm80");
+    EXPECT_EQ(chosen(one), "cuda.linear_sm80");
+    few.x_shape.dtype = few.out_shape.dtype = DType::f32;
+    EXPECT_EQ(chosen(few), "cuda.linear_gemv");
+    // Named, a kernel takes what it would leave to others.
+    const LinearArguments many = arguments(64, 640);
+    EXPECT_EQ(tests::chosen("cuda.linear_gemv", core::shape(&many)).kernel->name, "cuda.linear_gemv");
   });
 }
 

@@ -23,4 +23,14 @@ portable::LinearOut linear_out(const core::LinearArguments& a) {
           .has_pairs = has_pairs(a.out) && has_pairs(a.residual) ? 1 : 0};
 }
 
+portable::LinearOperands linear_operands(const core::LinearArguments& a) {
+  return {.x = a.x.data,
+          .w = a.w.data,
+          .x_stride = a.x.row_stride,
+          .w_stride = a.w.row_stride,
+          .in_features = static_cast<int32_t>(a.in_features),
+          .is_swiglu = a.activation == core::Activation::swiglu ? 1 : 0,
+          .weights_ready = a.weights_ready ? 1 : 0};
+}
+
 }  // namespace tessella::cuda

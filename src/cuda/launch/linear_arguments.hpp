@@ -7,5 +7,6 @@
 namespace tessella::cuda {
 
 portable::LinearOut linear_out(const core::LinearArguments& arguments);
+portable::LinearOperands linear_operands(const core::LinearArguments& arguments);
 
 }  // namespace tessella::cuda

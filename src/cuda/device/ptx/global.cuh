@@ -45,6 +45,13 @@ __device__ __forceinline__ void store_to_memory(float* to, const float (&x)[4]) 
 __device__ __forceinline__ void store_to_memory(float* to, const float (&x)[2]) {
   asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1,%2};" ::"l"(to), "f"(x[0]), "f"(x[1]) : "memory");
 }
+// Loads 16 bytes that only this warp reads: they leave this multiprocessor's cache to others. The load stays behind
+// wait_for_kernel_before(), as the compiler keeps the order of both.
+__device__ __forceinline__ void load_once(uint32_t (&words)[4], const void* from) {
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "l"(from));
+}
 // Counts an arrival. Returns true for the last of `count` arrivals, which resets the word to zero. Call it between
 // fences.
 __device__ __forceinline__ bool is_last_arrival(uint32_t* word, uint32_t count) {

@@ -51,6 +51,7 @@ template <size_t N>
 void store_to_memory(float* to, const float (&x)[N]) {
   write_later([to, words = std::to_array(x)] { std::memcpy(to, words.data(), sizeof words); });
 }
+inline void load_once(uint32_t (&words)[4], const void* from) { std::memcpy(words, from, sizeof words); }
 inline bool is_last_arrival(uint32_t* word, uint32_t count) {
   const bool is_last = *word == count - 1;
   *word = is_last ? 0 : *word + 1;
