@@ -11,34 +11,12 @@
 
 #include "cases/cases.hpp"
 #include "cases/gpu_twin.hpp"
+#include "cases/memory.hpp"
 #include "cases/random.hpp"
 #include "portable/band.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::tests {
-
-enum class Placement {
-  aligned,   // 64-byte aligned
-  guarded,   // ends where an unreadable page begins: a read past the tensor is a fault
-  reserved,  // address space whose pages cost nothing until they are touched
-};
-
-class Memory {
- public:
-  Memory() = default;
-  Memory(size_t bytes, Placement placement);
-  Memory(Memory&& other) noexcept { *this = std::move(other); }
-  Memory& operator=(Memory&& other) noexcept;
-  ~Memory();
-  std::byte* data() const { return data_; }
-  size_t size() const { return size_; }
-
- private:
-  std::byte* data_ = nullptr;
-  size_t size_ = 0;
-  void* mapped_ = nullptr;  // null: from the heap
-  size_t mapped_bytes_ = 0;
-};
 
 // Inputs, poisoned outputs and arguments of a case. Immovable: the arguments point into it. A kernel of the GPU runs on
 // twins of them; its results are brought back, so that they are checked as any other's.

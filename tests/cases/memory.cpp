@@ -1,12 +1,10 @@
-// Memory of the tests' tensors.
+#include "cases/memory.hpp"
 
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <new>
-
-#include "cases/call.hpp"
 
 namespace tessella::tests {
 

@@ -8,10 +8,12 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cases/memory.hpp"
 #include "core/cancel.hpp"
 #include "core/message.hpp"
 #include "core/plan.hpp"
@@ -115,7 +117,7 @@ struct Sizes {
   int64_t gap = 0;  // elements behind every row
 };
 
-// Matrices that end with their last element.
+// Matrices that end where an unreadable page begins.
 class Call {
  public:
   explicit Call(const Sizes& sizes) {
@@ -130,14 +132,16 @@ class Call {
     a_.derive_shape();
   }
   core::LinearArguments& arguments() { return a_; }
-  const std::vector<uint16_t>& run(int num_threads) {
-    std::fill(out_.begin(), out_.end(), uint16_t{0x7FC0});
+  // Elements of out.
+  std::vector<uint16_t> run(int num_threads) {
+    const std::span<uint16_t> out = elements(out_);
+    std::ranges::fill(out, uint16_t{0x7FC0});
     std::vector<std::byte> memory(static_cast<size_t>(workspace_bytes(a_, num_threads)) + 64, std::byte{0xFF});
     void* base = memory.data();
     size_t room = memory.size();
     run_emulated(a_, num_threads, std::align(64, room - 64, base, room));
     EXPECT_EQ(configured, 0);
-    return out_;
+    return {out.begin(), out.end()};
   }
   std::string wrong() const {
     const auto report = reference::check_linear(a_, 0, 1);
@@ -145,18 +149,21 @@ class Call {
                          : core::message("out at (", report.worst_index[1], ", ", report.worst_index[3], ") is ",
                                          report.worst_got, ", expected ", report.worst_expected);
   }
-  const std::vector<uint16_t>& x() const { return x_; }
 
  private:
-  core::Operand matrix(std::vector<uint16_t>& to, int64_t rows, int64_t columns, int64_t gap) {
+  static std::span<uint16_t> elements(tests::Memory& memory) {
+    return {reinterpret_cast<uint16_t*>(memory.data()), memory.size() / sizeof(uint16_t)};
+  }
+  core::Operand matrix(tests::Memory& to, int64_t rows, int64_t columns, int64_t gap) {
     std::normal_distribution<float> normal;
-    to.resize(static_cast<size_t>(rows * (columns + gap) - (rows > 0 ? gap : 0)));
-    for (uint16_t& element : to) element = portable::to_bfloat16(normal(engine_) / 8).bits;
-    return {reinterpret_cast<std::byte*>(to.data()), DType::bf16, 0, columns + gap, 0};
+    const int64_t count = rows * (columns + gap) - (rows > 0 ? gap : 0);
+    to = tests::Memory(static_cast<size_t>(count) * sizeof(uint16_t), tests::Placement::guarded);
+    for (uint16_t& element : elements(to)) element = portable::to_bfloat16(normal(engine_) / 8).bits;
+    return {to.data(), DType::bf16, 0, columns + gap, 0};
   }
 
   std::mt19937 engine_{1};
-  std::vector<uint16_t> x_, w_, residual_, out_;
+  tests::Memory x_, w_, residual_, out_;
   core::LinearArguments a_;
 };
 
@@ -195,7 +202,7 @@ TEST_F(LinearTiles, BitsDependOnTheRowAlone) {
   EXPECT_EQ(all.run(3), expected);
   for (const int64_t rows : {1, 2, 16, 17, 33, 64}) {
     all.arguments().rows = rows;
-    const std::vector<uint16_t>& got = all.run(2);
+    const std::vector<uint16_t> got = all.run(2);
     ASSERT_TRUE(std::equal(got.begin(), got.begin() + rows * sizes.out_features, expected.begin())) << rows;
   }
 }
