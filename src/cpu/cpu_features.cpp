@@ -63,9 +63,15 @@ std::string probe() {
   return "";
 }
 
+bool probe_avx512_bf16() {
+  uint32_t reg[4];
+  return __get_cpuid_count(7, 1, &reg[0], &reg[1], &reg[2], &reg[3]) && (reg[0] >> 5 & 1) != 0;
+}
+
 #else
 
 std::string probe() { return "AMX needs x86-64 Linux"; }
+bool probe_avx512_bf16() { return false; }
 
 #endif
 
@@ -82,6 +88,10 @@ std::string processor_name() {
     if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
   }
   return "CPU";
+}
+
+bool has_avx512_bf16() {
+  return process::once([] { return probe_avx512_bf16(); });
 }
 
 }  // namespace tessella::cpu

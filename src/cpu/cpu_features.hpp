@@ -13,4 +13,7 @@ const std::string& amx_bf16_unavailable();
 // The processor in its own words, where Linux tells, else "CPU".
 std::string processor_name();
 
+// Of a CPU that has AVX-512 otherwise.
+bool has_avx512_bf16();
+
 }  // namespace tessella::cpu

@@ -152,14 +152,14 @@ struct MergeRow {
   }
 };
 
-template <InstructionSet kSet>
+template <InstructionSet kSet, Products kProducts = Products::fp32>
 struct LinearRow {
-  static std::string describe(const core::Plan& plan) { return describe_linear(plan); }
+  static std::string describe(const core::Plan& plan) { return describe_linear(plan, kProducts); }
   static core::WorkspaceSize workspace(const core::Shape& shape, int num_threads) {
-    return linear_workspace(shape, num_threads);
+    return linear_workspace(shape, kProducts, num_threads);
   }
   static void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
-    run_linear(kSet, core::linear(arguments), plan, workspace);
+    run_linear(kSet, kProducts, core::linear(arguments), plan, workspace);
   }
   static constexpr core::Kernel kernel(std::string_view name, std::string_view summary,
                                        std::string_view architectures) {
@@ -167,6 +167,11 @@ struct LinearRow {
     kernel.dtypes = kWiderFloats;
     kernel.max_head_dim = std::numeric_limits<int32_t>::max();
     kernel.kv_dtypes = core::kWeightDTypes;
+    if (kProducts == Products::bf16) {
+      kernel.dtypes = dtype_bit(core::DType::bf16);
+      kernel.kv_dtypes = core::kSameDType;
+      kernel.unavailable = [](core::Device) { return process::once([] { return bf16_products_unavailable(); }); };
+    }
     return kernel;
   }
 };
@@ -257,6 +262,8 @@ auto all_kernels() {
                                                "any"),
     kLinearBlas,
     kLinearAmx,
+    LinearRow<InstructionSet::avx512, Products::bf16>::kernel(
+        "cpu.linear_avx512_bf16", "bf16 by AVX-512's products of two in a lane", "avx512_bf16"),
     LinearRow<InstructionSet::avx512>::kernel("cpu.linear_avx512", "fp32 on AVX-512, w widened in registers", "avx512"),
     LinearRow<InstructionSet::avx2>::kernel("cpu.linear_avx2", "fp32 on AVX2 and FMA, w widened in registers", "avx2"),
     LinearRow<InstructionSet::sse4>::kernel("cpu.linear_sse4", "fp32 on SSE4, w widened in registers", "sse4"),

@@ -67,6 +67,8 @@ LinearCase supported(LinearCase c) {
   if (c.kernel == "cpu.linear_amx") {
     c.w_dtype = c.dtype;
     c.batch_invariant = true;  // for any number of rows
+  } else if (c.kernel == "cpu.linear_avx512_bf16") {
+    c.w_dtype = c.dtype;
   } else if (c.kernel == "cpu.linear_blas") {
     constexpr int64_t kFewest = 128;
     c.w_dtype = c.dtype;

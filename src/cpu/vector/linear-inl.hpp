@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 #include "core/cancel.hpp"
@@ -43,6 +44,55 @@ HWY_INLINE auto with_weights(core::DType dtype, Fn&& fn) {
   return with_elements<float>(dtype, fn);
 }
 
+// How a block of columns is read and multiplied. T: the elements of w as they are stored.
+template <typename T>
+struct Columns {
+  using Stored = T;
+  using Block = Pair<float>;
+  static constexpr int kFloats = kBlock<float>;  // of packed x
+  static void pack(core::DType dtype, const std::byte* row, int dim, float* to) {
+    with_elements<float>(
+        dtype, [&]<typename Q>(const Q*) HWY_ATTR { load_query<T>(reinterpret_cast<const Q*>(row), dim, to); });
+  }
+  static HWY_INLINE Block load_x(const float* x) {
+    const Tag<float> d;
+    return {hn::Load(d, x), hn::Load(d, x + kLanes<float>)};
+  }
+  static HWY_INLINE Block load(const T* row, int column) { return load_pair<float>(row, column); }
+  static HWY_INLINE Block load_last(const T* row, int dim) { return load_rest<float>(row, dim); }
+  static HWY_INLINE Vec<float> add(Vec<float> sum, const Block& x, const Block& w) {
+    return hn::MulAdd(x.second, w.second, hn::MulAdd(x.first, w.first, sum));
+  }
+};
+
+#if HWY_TARGET == HWY_AVX3
+// bf16 by bf16, neighbours in a lane: an instruction of its own, which the compiler need not know of.
+struct Bf16Products {};
+template <>
+struct Columns<Bf16Products> {
+  using Stored = BFloat16;
+  using Block = hn::Vec<hn::Repartition<uint16_t, Tag<float>>>;
+  static constexpr int kFloats = kLanes<float>;
+  static void pack(core::DType, const std::byte* row, int dim, float* to) {
+    std::fill_n(to, round_up(dim, kBlock<float>) / 2, 0.0f);
+    std::memcpy(to, row, static_cast<size_t>(dim) * sizeof(BFloat16));
+  }
+  static HWY_INLINE Block load_x(const float* x) { return load(reinterpret_cast<const BFloat16*>(x), 0); }
+  static HWY_INLINE Block load(const BFloat16* row, int column) {
+    return hn::LoadU(hn::Repartition<uint16_t, Tag<float>>(), reinterpret_cast<const uint16_t*>(row + column));
+  }
+  static HWY_INLINE Block load_last(const BFloat16* row, int dim) {
+    const int first = dim / kBlock<float> * kBlock<float>;
+    const auto columns = static_cast<__mmask32>((uint32_t{1} << (dim - first)) - 1);
+    return Block{_mm512_maskz_loadu_epi16(columns, row + first)};
+  }
+  static HWY_INLINE Vec<float> add(Vec<float> sum, const Block& x, const Block& w) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(x.raw), "v"(w.raw));
+    return sum;
+  }
+};
+#endif
+
 // From the second cache to the first: hardware does not keep up with so many rows.
 inline constexpr int64_t kBytesAhead = 512;
 
@@ -56,28 +106,27 @@ struct Fetched {
 template <int kRows, typename T>
 HWY_NOINLINE void linear_tile(const std::byte* const* w, const float* HWY_RESTRICT x, int64_t x_stride, int dim,
                               const Fetched& fetched, float* HWY_RESTRICT sums) {
+  using Of = Columns<T>;
+  using Stored = typename Of::Stored;
   constexpr int kColumns = kTileColumns<kRows>;
   constexpr int kSums = kRows * kColumns;
   constexpr int kPadded = (kSums + kLanes<float> - 1) / kLanes<float> * kLanes<float>;
-  constexpr int64_t kBytes = kBlock<float> * static_cast<int64_t>(sizeof(T));
+  constexpr int64_t kBytes = kBlock<float> * static_cast<int64_t>(sizeof(Stored));
   const Tag<float> d;
   Vec<float> sum[kPadded];
   HWY_UNROLL(16)
   for (int i = 0; i < kPadded; ++i) sum[i] = hn::Zero(d);
   const auto add = [&](int block, auto&& load) HWY_ATTR {
-    Vec<float> first[kRows], second[kRows];
+    typename Of::Block of_x[kRows];
     HWY_UNROLL(4)
-    for (int row = 0; row < kRows; ++row) {
-      first[row] = hn::Load(d, x + row * x_stride + block * kBlock<float>);
-      second[row] = hn::Load(d, x + row * x_stride + block * kBlock<float> + kLanes<float>);
-    }
+    for (int row = 0; row < kRows; ++row) of_x[row] = Of::load_x(x + row * x_stride + block * Of::kFloats);
     HWY_UNROLL(4)
     for (int column = 0; column < kColumns; ++column) {
-      const Pair<float> pair = load(reinterpret_cast<const T*>(w[column]));
+      const auto of_w = load(reinterpret_cast<const Stored*>(w[column]));
       HWY_UNROLL(4)
       for (int row = 0; row < kRows; ++row) {
         Vec<float>& to = sum[row * kColumns + column];
-        to = hn::MulAdd(second[row], pair.second, hn::MulAdd(first[row], pair.first, to));
+        to = Of::add(to, of_x[row], of_w);
       }
     }
   };
@@ -92,9 +141,9 @@ HWY_NOINLINE void linear_tile(const std::byte* const* w, const float* HWY_RESTRI
         for (int row = 0; row < fetched.count; ++row) __builtin_prefetch(fetched.rows[row] + line, 0, 2);
       }
     }
-    add(block, [&](const T* row) HWY_ATTR { return load_pair<float>(row, block * kBlock<float>); });
+    add(block, [&](const Stored* row) HWY_ATTR { return Of::load(row, block * kBlock<float>); });
   }
-  if (dim % kBlock<float> != 0) add(full, [&](const T* row) HWY_ATTR { return load_rest<float>(row, dim); });
+  if (dim % kBlock<float> != 0) add(full, [&](const Stored* row) HWY_ATTR { return Of::load_last(row, dim); });
 
   HWY_ALIGN float each[kPadded];
   HWY_UNROLL(4)
@@ -241,9 +290,19 @@ bool run_blocks(const core::LinearArguments& a, const LinearLayout& layout, cons
   return true;
 }
 
-inline void run_linear_columns(const core::LinearArguments& a, const LinearLayout& layout, const float* x, int64_t row,
-                               int64_t num_rows, int64_t begin, int64_t end, const LinearScratch& scratch) {
-  const bool is_done = with_weights(a.w.dtype, [&]<typename T>(const T*) HWY_ATTR {
+// Calls fn with a null pointer to elements of w, or to what names their products.
+template <bool kIsBf16, typename Fn>
+HWY_INLINE auto with_products(core::DType dtype, Fn&& fn) {
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (kIsBf16) return fn(static_cast<const Bf16Products*>(nullptr));
+#endif
+  return with_weights(dtype, fn);
+}
+
+template <bool kIsBf16>
+void run_linear_columns(const core::LinearArguments& a, const LinearLayout& layout, const float* x, int64_t row,
+                        int64_t num_rows, int64_t begin, int64_t end, const LinearScratch& scratch) {
+  const bool is_done = with_products<kIsBf16>(a.w.dtype, [&]<typename T>(const T*) HWY_ATTR {
     return run_blocks<T>(a, layout, x, row, num_rows, begin, end, scratch);
   });
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
@@ -252,16 +311,14 @@ inline void run_linear_columns(const core::LinearArguments& a, const LinearLayou
   if (!is_done) throw core::Cancelled();
 }
 
-inline void load_linear_row(const core::LinearArguments& a, const std::byte* row, float* to) {
+template <bool kIsBf16>
+void load_linear_row(const core::LinearArguments& a, const LinearLayout& layout, const std::byte* row, float* to) {
   const auto dim = static_cast<int>(a.in_features);
   if (row == nullptr) {
-    std::fill_n(to, round_up(dim, kBlock<float>), 0.0f);
+    std::fill_n(to, layout.x_stride, 0.0f);
     return;
   }
-  with_weights(a.w.dtype, [&]<typename T>(const T*) HWY_ATTR {
-    with_elements<float>(
-        a.dtype(), [&]<typename Q>(const Q*) HWY_ATTR { load_query<T>(reinterpret_cast<const Q*>(row), dim, to); });
-  });
+  with_products<kIsBf16>(a.w.dtype, [&]<typename T>(const T*) HWY_ATTR { Columns<T>::pack(a.dtype(), row, dim, to); });
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
   _mm256_zeroupper();  // as in forward-inl.hpp
 #endif
@@ -276,7 +333,13 @@ inline void finish_of_others(const core::LinearArguments& a, const LinearSums& s
 }
 
 template <typename Real>
-inline constexpr LinearKernel<Real> kLinearKernel = {&load_linear_row, &run_linear_columns, &finish_of_others};
+inline constexpr LinearKernel<Real> kLinearKernel = {{&load_linear_row<false>, &run_linear_columns<false>},
+#if HWY_TARGET == HWY_AVX3
+                                                     {&load_linear_row<true>, &run_linear_columns<true>},
+#else
+                                                      {},
+#endif
+                                                     &finish_of_others};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace tessella::cpu

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/message.hpp"
+#include "cpu/cpu_features.hpp"
 #include "cpu/parallel.hpp"
 
 namespace tessella::cpu {
@@ -40,10 +41,10 @@ int64_t linear_task_columns(const core::LinearShape& shape, int64_t whole, int n
   return round_up(std::max<int64_t>(1, std::min(of_bytes, of_threads)), whole);
 }
 
-LinearLayout::LinearLayout(const core::LinearShape& shape)
+LinearLayout::LinearLayout(const core::LinearShape& shape, Products products)
     : wave_rows(round_up(std::min(shape.rows, kWaveRows), kRowTile)),
       // Rows begin a few lines apart in a cache's sets, whatever in_features is.
-      x_stride(round_up(shape.in_features, kLanesOfBlock) + kLanesOfBlock),
+      x_stride((round_up(shape.in_features, kLanesOfBlock) + kLanesOfBlock) / (products == Products::bf16 ? 2 : 1)),
       halves(shape.activation == core::Activation::swiglu ? 2 : 1) {
   const int64_t x_bytes = x_stride * static_cast<int64_t>(sizeof(float));
   band_rows = std::min(wave_rows, std::max<int64_t>(kRowTile, kBandBytes / x_bytes / kRowTile * kRowTile));
@@ -59,21 +60,29 @@ LinearScratch::LinearScratch(const LinearLayout& layout, std::byte* base) {
   memory.take(layout.halves * kMostBlockColumns + kColumnTile, rows);
 }
 
-std::string describe_linear(const core::Plan& plan) {
-  const LinearLayout layout(core::linear(plan.shape));
+std::string describe_linear(const core::Plan& plan, Products products) {
+  const LinearLayout layout(core::linear(plan.shape), products);
   return core::message("w is read once for ", kWaveRows, " rows of x; bands of ", layout.band_rows,
                        " rows, blocks of at most ", layout.block_columns, " columns, ",
                        threads_string(plan.num_threads));
 }
 
-core::WorkspaceSize linear_workspace(const core::Shape& shape, int num_threads) {
-  const LinearLayout layout(core::linear(shape));
+core::WorkspaceSize linear_workspace(const core::Shape& shape, Products products, int num_threads) {
+  const LinearLayout layout(core::linear(shape), products);
   return {.scratch_bytes = PackedRows(layout, nullptr).bytes + num_threads * LinearScratch(layout, nullptr).bytes};
 }
 
-void run_linear(InstructionSet set, const core::LinearArguments& a, const core::Plan& plan, core::Workspace workspace) {
-  const LinearKernel<float>& kernel = linear_kernel<float>(set);
-  const LinearLayout layout(a);
+std::string bf16_products_unavailable() {
+  if (linear_kernel<float>(InstructionSet::avx512).bf16.run_columns == nullptr) return "not in this build";
+  if (std::string reason = vector_unavailable(InstructionSet::avx512); !reason.empty()) return reason;
+  return has_avx512_bf16() ? "" : "the CPU lacks AVX-512 BF16";
+}
+
+void run_linear(InstructionSet set, Products products, const core::LinearArguments& a, const core::Plan& plan,
+                core::Workspace workspace) {
+  const LinearKernel<float>& of_set = linear_kernel<float>(set);
+  const LinearProducts<float>& kernel = products == Products::bf16 ? of_set.bf16 : of_set.fp32;
+  const LinearLayout layout(a, products);
   auto* base = static_cast<std::byte*>(workspace.scratch);
   const PackedRows packed(layout, base);
   base += packed.bytes;
@@ -83,7 +92,7 @@ void run_linear(InstructionSet set, const core::LinearArguments& a, const core::
     const int64_t padded = round_up(rows, kRowTile);
     const int packers = padded * a.in_features < kAloneFloats ? 1 : plan.num_threads;
     parallel_for(padded, packers, a.cancel, [&](int64_t i, int) {
-      kernel.load_row(a, i < rows ? a.x.row(0, row + i, 0) : nullptr, packed.x + i * layout.x_stride);
+      kernel.load_row(a, layout, i < rows ? a.x.row(0, row + i, 0) : nullptr, packed.x + i * layout.x_stride);
     });
     const int threads = rows * a.in_features * a.weight_rows() < kAloneProducts ? 1 : plan.num_threads;
     const int64_t least = a.out_features / threads < kWholeColumns ? kColumnTile : kWholeColumns;

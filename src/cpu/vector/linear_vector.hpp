@@ -17,6 +17,12 @@ inline constexpr int kMostBlockColumns = 64;  // of out, that a thread computes 
 inline constexpr int kRowTile = 4;            // scratch holds whole tiles of rows
 inline constexpr int kColumnTile = 4;
 
+// What sums are made of.
+enum class Products {
+  fp32,  // of elements that are widened
+  bf16,  // of bf16, two to a lane, by AVX-512's instruction for them
+};
+
 // Sums of products, before what becomes of them: rows of x by rows of w. With swiglu the second half of w's rows, of
 // the same columns of out, lies half_stride behind the first.
 struct LinearSums {
@@ -34,7 +40,7 @@ struct LinearLayout {
   int64_t halves;         // of w
   bool fetches;           // rows of w that follow fit the second cache beside these
 
-  explicit LinearLayout(const core::LinearShape& shape);
+  LinearLayout(const core::LinearShape& shape, Products products);
 };
 
 // Scratch of one thread.
@@ -46,14 +52,21 @@ struct LinearScratch {
   LinearScratch(const LinearLayout& layout, std::byte* base);
 };
 
-// Real is float: what the kernel computes in.
 template <typename Real>
-struct LinearKernel {
+struct LinearProducts {
   // A row of x in the order in which rows of w are read; null: zeros.
-  void (*load_row)(const core::LinearArguments& arguments, const std::byte* row, Real* to) = nullptr;
+  void (*load_row)(const core::LinearArguments& arguments, const LinearLayout& layout, const std::byte* row,
+                   Real* to) = nullptr;
   // Columns [begin, end) of out, of rows [row, row + num_rows), whose packed rows of x begin at `x`.
   void (*run_columns)(const core::LinearArguments& arguments, const LinearLayout& layout, const Real* x, int64_t row,
                       int64_t num_rows, int64_t begin, int64_t end, const LinearScratch& scratch) = nullptr;
+};
+
+// Real is float: what the kernel computes in.
+template <typename Real>
+struct LinearKernel {
+  LinearProducts<Real> fp32;
+  LinearProducts<Real> bf16;  // of AVX-512 alone
   // For sums of other kernels: scales, bias, activation and residual, to at most kMostBlockColumns columns of out.
   void (*finish)(const core::LinearArguments& arguments, const LinearSums& sums, int64_t row, int64_t num_rows,
                  int64_t column, int num_columns) = nullptr;
@@ -76,9 +89,12 @@ const LinearKernel<Real>& linear_baseline();
 // and tasks for all threads.
 int64_t linear_task_columns(const core::LinearShape& shape, int64_t whole, int num_threads);
 
-std::string describe_linear(const core::Plan& plan);
-core::WorkspaceSize linear_workspace(const core::Shape& shape, int num_threads);
-void run_linear(InstructionSet set, const core::LinearArguments& arguments, const core::Plan& plan,
+// "" or why AVX-512 has no bf16 products here.
+std::string bf16_products_unavailable();
+
+std::string describe_linear(const core::Plan& plan, Products products);
+core::WorkspaceSize linear_workspace(const core::Shape& shape, Products products, int num_threads);
+void run_linear(InstructionSet set, Products products, const core::LinearArguments& arguments, const core::Plan& plan,
                 core::Workspace workspace);
 
 }  // namespace tessella::cpu
