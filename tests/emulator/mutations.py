@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Breaks forward_sm90, both backward kernels, decode and linear_sm90 in one way after the other, in a copy of the tree,
+"""Breaks forward_sm90, both backward kernels, decode and linear in one way after the other, in a copy of the tree,
 and expects a test of the emulator to fail.
 
 tests/emulator/mutations.py --check | [--folder FOLDER] [NAME ...]

@@ -1,6 +1,6 @@
-"""Mutations of linear_sm90."""
+"""Mutations of linear_sm90, linear_sm80 and linear_gemv."""
 
-from mutation import LINEAR_SM90, Mutation
+from mutation import LINEAR_SM80, LINEAR_SM90, Mutation
 
 MUTATIONS = [
     Mutation(
@@ -82,5 +82,61 @@ MUTATIONS = [
         "const uint32_t added[1] = {word};",
         "RandomCases/*",
         LINEAR_SM90,
+    ),
+    Mutation(
+        "w_before_its_kernel_of_sm80",
+        "linear_sm80.cuh",
+        "if (!p.in.weights_ready) ptx::wait_for_kernel_before();",
+        "",
+        "*RandomCases/linear_sm80",
+        LINEAR_SM80,
+    ),
+    Mutation(
+        "x_before_its_kernel_of_sm80",
+        "linear_sm80.cuh",
+        "if (p.in.weights_ready) ptx::wait_for_kernel_before();",
+        "",
+        "*RandomCases/linear_sm80",
+        LINEAR_SM80,
+    ),
+    Mutation(
+        "w_before_its_kernel_of_gemv",
+        "linear_gemv.cuh",
+        "if (!p.in.weights_ready) ptx::wait_for_kernel_before();",
+        "",
+        "*RandomCases/linear_gemv",
+        LINEAR_SM80,
+    ),
+    Mutation(
+        "x_before_its_kernel_of_gemv",
+        "linear_gemv.cuh",
+        "if (p.in.weights_ready) ptx::wait_for_kernel_before();",
+        "",
+        "*RandomCases/linear_gemv",
+        LINEAR_SM80,
+    ),
+    Mutation(
+        "sums_of_late_warps",
+        "linear_sm80.cuh",
+        "__syncthreads();",
+        "",
+        "*RandomCases/linear_sm80",
+        LINEAR_SM80,
+    ),
+    Mutation(
+        "columns_of_w_alone",
+        "linear_sm80.cuh",
+        "kNeighbours = 0x3120;",
+        "kNeighbours = 0x3210;",
+        "*RandomCases/linear_sm80",
+        LINEAR_SM80,
+    ),
+    Mutation(
+        "rows_behind_w",
+        "linear_gemv.cuh",
+        "min(first_column + (is_up ? i - kWRows / 2 : i), p.out.out_features - 1);",
+        "first_column + (is_up ? i - kWRows / 2 : i);",
+        "*RandomCases/linear_gemv",
+        LINEAR_SM80,
     ),
 ]
