@@ -337,7 +337,7 @@ inline constexpr LinearKernel<Real> kLinearKernel = {{&load_linear_row<false>, &
 #if HWY_TARGET == HWY_AVX3
                                                      {&load_linear_row<true>, &run_linear_columns<true>},
 #else
-                                                      {},
+                                                     {},
 #endif
                                                      &finish_of_others};
 
