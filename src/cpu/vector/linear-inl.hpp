@@ -66,7 +66,7 @@ struct Columns {
 };
 
 #if HWY_TARGET == HWY_AVX3
-// bf16 by bf16, neighbours in a lane: an instruction of its own, which the compiler need not know of.
+// bf16 by bf16, two columns in a lane. In assembly, as Highway's target has not this instruction.
 struct Bf16Products {};
 template <>
 struct Columns<Bf16Products> {
