@@ -3,6 +3,7 @@
 #
 #   suites     the suites' tests of kernels named cuda.*, each in a process of its own, as many at once as there are cores
 #   random     20000 random cases a kernel (CASES), after all that they need is compiled
+#   linear     as many of each kernel of linear
 #   examples   the decode server's tokens, compared with attention without a cache
 #   sanitizer  hostile tables, odd sizes and random cases under compute-sanitizer, if it is there
 #
@@ -10,9 +11,9 @@
 # SECONDS_A_TEST (300); TESSELLA_TEST_REPEATS (1000) is how often backward must give the same bits, TESSELLA_TEST_CALLS
 # (100000) how often forward must, under load. Output of what fails is printed; the last line is "N passed, N failed".
 set -uo pipefail
-folder=$(cd "${1:?usage: gpu.sh FOLDER [suites|random|examples|sanitizer]...}" && pwd) || exit 2
+folder=$(cd "${1:?usage: gpu.sh FOLDER [suites|random|linear|examples|sanitizer]...}" && pwd) || exit 2
 shift
-parts=${*:-suites random examples sanitizer}
+parts=${*:-suites random linear examples sanitizer}
 export KERNEL=${KERNEL:-} SECONDS_A_TEST=${SECONDS_A_TEST:-300}
 jobs=$(nproc)
 logs=$(mktemp -d)
@@ -46,7 +47,7 @@ gpu_tests() {
   local suite at
   for suite in api_test append_test backward_test batch_invariant_test forward_test gpu_api_test gpu_append_test \
     gpu_backward_test gpu_decode_test gpu_launch_test gpu_schedule_test gpu_stress_test gpu_test hostile_test leftpad_test \
-    mean_weight_test merge_test nan_test quantize_test quantized_test float8_forward_test errors_test score_size_test sharing_test; do
+    linear_test mean_weight_test merge_test nan_test quantize_test quantized_test float8_forward_test errors_test score_size_test sharing_test; do
     at=$(program "$suite") || { echo "missing $suite"; continue; }
     "$at" --gtest_list_tests | awk -v at="$at" -v kernel="${KERNEL//./_}" '
       /^[^ ]/ { group = $1 }
@@ -89,6 +90,17 @@ run_random() {
       count "random_test $kernel $of" $? "$logs/random"
       tail -n 1 "$logs/random" | sed "s|^|random_test $kernel $of: |"
     done
+  done
+}
+
+run_linear() {
+  local at kernel
+  at=$(program random_test) || return
+  for kernel in cuda.linear_gemv cuda.linear_sm80 cuda.linear_sm90; do
+    [[ -z $KERNEL || $kernel == "$KERNEL" ]] || continue
+    "$at" --linear --kernel "$kernel" --cases "${CASES:-20000}" --jobs "$jobs" >"$logs/random" 2>&1
+    count "random_test --linear $kernel" $? "$logs/random"
+    tail -n 1 "$logs/random" | sed "s|^|random_test --linear $kernel: |"
   done
 }
 
