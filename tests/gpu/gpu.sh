@@ -156,9 +156,10 @@ for part in $parts; do
   case $part in
     suites) run_suites ;;
     random) run_random ;;
+    linear) run_linear ;;
     examples) run_examples ;;
     sanitizer) run_sanitizer ;;
-    *) echo "gpu.sh: $part is no part, expected suites, random, examples or sanitizer" >&2 && exit 2 ;;
+    *) echo "gpu.sh: $part is no part, expected suites, random, linear, examples or sanitizer" >&2 && exit 2 ;;
   esac
 done
 [[ $skipped -gt 0 ]] && echo "$skipped skipped"
