@@ -27,7 +27,8 @@ int32_t threads_of_key(core::Device device, int32_t num_threads);
 // The plan of the call's rounded shape (core/fields.hpp).
 template <typename Arguments>
 std::shared_ptr<const core::Plan> cached_plan(const Arguments& call, core::ForcedKernel forced, const char* function) {
-  auto key = core::rounded<typename Arguments::Self>(call);
+  const typename Arguments::Self& shape = call;
+  auto key = core::rounded(shape);
   key.num_threads = threads_of_key(key.device, key.num_threads);
   return plan_of_key(core::Shape::view(key), forced, function);
 }
