@@ -5,6 +5,7 @@
 #include <deque>
 #include <sstream>
 #include <stdexcept>
+#include <string_view>
 
 #include "cases/random.hpp"
 #include "cases/tensor_elements.hpp"
@@ -37,6 +38,17 @@ void fields(C& c, F&& f) {
   f("max_rows", c.max_rows);
   f("num_threads", c.num_threads);
   f("seed", c.seed);
+}
+
+// Those of one room, which leave rows that the copy engine does not read, and w of 8 bits, to kernels behind them.
+bool is_made_for_hopper(const std::string& kernel) {
+  for (int32_t idx = 0; idx < tessella_kernel_count(); ++idx) {
+    tessella_kernel_info info = TESSELLA_KERNEL_INFO_INIT;
+    if (tessella_kernel_describe(idx, &info) == TESSELLA_OK && info.name == kernel) {
+      return info.architectures == std::string_view("sm_90a");
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -79,6 +91,13 @@ LinearCase supported(LinearCase c) {
     } else {
       c.rows += kFewest;
     }
+  } else if (is_made_for_hopper(c.kernel)) {
+    const int64_t piece = 16 / size_of(c.dtype);
+    const auto whole = [&](int64_t columns) { return (columns + piece - 1) / piece * piece; };
+    c.w_dtype = c.dtype;
+    c.in_features = whole(c.in_features);
+    c.offset = static_cast<int32_t>(whole(c.offset));
+    c.gap = whole(c.gap);
   }
   return c;
 }

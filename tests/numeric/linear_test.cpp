@@ -28,16 +28,8 @@ class Linear : public EachKernel {
   }
   static std::string run(const LinearCase& c) {
     LinearCall call(supported(c));
-    const tessella_status status = call.run();
-    if (status == TESSELLA_UNSUPPORTED && is_left_to_others(c)) return "";
-    if (status != TESSELLA_OK) return to_string(c) + ": " + tessella_last_error();
+    if (call.run() != TESSELLA_OK) return to_string(c) + ": " + tessella_last_error();
     return call.check();
-  }
-  // Hopper's kernel leaves rows that the copy engine does not read, and w of 8 bits, to those behind it.
-  static bool is_left_to_others(const LinearCase& c) {
-    const int64_t piece = 16 / size_of(c.dtype);
-    const bool is_read = c.in_features % piece == 0 && c.offset % piece == 0 && c.gap % piece == 0;
-    return c.kernel == "cuda.linear_sm90" && (!is_read || c.w_dtype != c.dtype);
   }
 };
 
