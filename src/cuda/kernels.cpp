@@ -204,6 +204,23 @@ constexpr KernelRow kLinearSm90 = {
     .max_head_dim = std::numeric_limits<int32_t>::max(),
     .features = {},
     .recipe = linear_sm90_recipe};
+// FlashDecoding++'s own comparison of flat products (arXiv 2311.01282, section 4).
+constexpr KernelRow rung_of_linear(std::string_view name, std::string_view summary,
+                                   decltype(KernelRow::recipe) recipe) {
+  KernelRow row = kLinearSm90;
+  row.name = name;
+  row.summary = summary;
+  row.automatic = 0;
+  row.recipe = recipe;
+  return row;
+}
+constexpr KernelRow kLinearOneStage = rung_of_linear(
+    "cuda.linear_one_stage", "cuda.linear_sm90 with one stage: w is read, then multiplied", linear_one_stage_recipe);
+constexpr KernelRow kLinearTwoStages =
+    rung_of_linear("cuda.linear_two_stages", "cuda.linear_sm90 with two stages, FlashDecoding++'s double buffering",
+                   linear_two_stages_recipe);
+constexpr KernelRow kLinearPadded = rung_of_linear(
+    "cuda.linear_padded", "cuda.linear_sm90 with rows padded to 64, as large products have them", linear_padded_recipe);
 constexpr KernelRow kStandard = {.name = "cuda.standard",
                                  .summary = "standard attention: three kernels, an N x N matrix in memory",
                                  .architectures = "sm_80+",
@@ -241,7 +258,8 @@ core::KernelTable cuda_kernels() {
         kernel<kForwardSm80>(),      kernel<kBackwardSm90>(),   kernel<kBackwardSm80>(), kernel<kMerge>(),
         kernel<kAppend>(),           kernel<kCopyPages>(),      kernel<kStandard>(),     kernel<kStandardBackward>(),
         kernel<kDecodeUnifiedMax>(), kernel<kFlash1>(),         kernel<kQuantize>(),     kernel<kDequantize>(),
-        kernel<kLinearGemv>(),       kernel<kLinearSm90>(),     kernel<kLinearSm80>()};
+        kernel<kLinearGemv>(),       kernel<kLinearSm90>(),     kernel<kLinearSm80>(),   kernel<kLinearOneStage>(),
+        kernel<kLinearTwoStages>(),  kernel<kLinearPadded>()};
   });
 }
 

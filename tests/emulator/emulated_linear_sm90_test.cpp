@@ -1,5 +1,5 @@
 // cuda.linear_sm90 in the emulator, as a call on a GPU runs it: by every way to share the work, with random cases,
-// plans of more rows, scratch full of NaN and state that must be left zero.
+// plans of more rows, scratch full of NaN and state that must be left zero. Its rungs of the ladder beside it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,6 +24,7 @@ namespace tessella::tests {
 namespace {
 
 using portable::LinearSm90Config;
+using MakeRecipe = cuda::Recipe (*)(const core::Shape& bounds, const cuda::DeviceInfo& device);
 
 constexpr const char* kReference = "reference.linear";  // what the collector runs
 
@@ -80,12 +81,13 @@ core::LinearArguments arguments_of(LinearCall& call) {
 
 // "" or what is wrong. seed: of the emulator. All that the call does not promise to be there already the kernel before
 // writes; what it may have read or written is written late too.
-std::string run_linear(LinearCall& call, int num_sms, uint64_t seed) {
+std::string run_linear(LinearCall& call, int num_sms, uint64_t seed,
+                       MakeRecipe make_recipe = cuda::linear_sm90_recipe) {
   call.remember();
   const core::LinearArguments arguments = arguments_of(call);
   const core::LinearShape bounds = bounds_of(arguments, call.data());
   const cuda::DeviceInfo device = gpu(num_sms);
-  const cuda::Recipe recipe = cuda::linear_sm90_recipe(bounds, device);
+  const cuda::Recipe recipe = make_recipe(bounds, device);
   if (!recipe.ineligible.empty()) return recipe.ineligible;
   Memory state(static_cast<size_t>(recipe.workspace.state_bytes), Placement::guarded);
   Memory scratch(static_cast<size_t>(recipe.workspace.scratch_bytes + 63) / 64 * 64, Placement::guarded);
@@ -207,6 +209,48 @@ TEST_P(EmulatedLinearSm90, NotFinite) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, EmulatedLinearSm90, testing::ValuesIn(kSizes),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+struct Rung {
+  const char* name;
+  MakeRecipe recipe;
+  const char* difference;  // from cuda.linear_sm90
+};
+void PrintTo(const Rung& rung, std::ostream* stream) { *stream << rung.name; }
+
+class EmulatedLinearRung : public testing::TestWithParam<Rung> {};
+
+// Neither fewer stages nor padding change the order of sums.
+TEST_P(EmulatedLinearRung, HasTheBitsOfLinearSm90) {
+  for (const Sizes& sizes : kSizes) {
+    const std::string name = sizes.name;
+    if (name != "HalfWave" && name != "Stream" && name != "GatedStream") continue;
+    for (uint64_t seed = 1; seed <= 6; ++seed) {
+      LinearCase c = base(sizes);
+      c.weights_ready = seed % 2 == 0;
+      c.rows = seed <= 2 ? sizes.rows : static_cast<int64_t>(seed);
+      c.in_features = seed <= 4 ? 1096 : 8;
+      c.seed = seed;
+      LinearCall expected(c), call(c);
+      ASSERT_EQ(run_linear(expected, sizes.num_sms, seed), "");
+      ASSERT_EQ(run_linear(call, sizes.num_sms, seed, GetParam().recipe), "");
+      ASSERT_EQ(call.check(), "");
+      ASSERT_EQ(call.results(), expected.results()) << to_string(c);
+    }
+  }
+}
+
+TEST_P(EmulatedLinearRung, SaysItsDifference) {
+  LinearCall call(base(kSizes[0]));
+  const core::LinearArguments arguments = arguments_of(call);
+  const std::string description = GetParam().recipe(arguments, gpu(12)).description;
+  EXPECT_NE(description.find(GetParam().difference), std::string::npos) << description;
+}
+
+INSTANTIATE_TEST_SUITE_P(Rungs, EmulatedLinearRung,
+                         testing::Values(Rung{"OneStage", cuda::linear_one_stage_recipe, ", 1 stage of "},
+                                         Rung{"TwoStages", cuda::linear_two_stages_recipe, ", 2 stages of "},
+                                         Rung{"Padded", cuda::linear_padded_recipe, " and 64 of x, "}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 // A row has the bits that it has alone, whatever the plan's rows and the GPU are.

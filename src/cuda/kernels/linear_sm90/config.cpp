@@ -71,9 +71,9 @@ Way way_of(const LinearShape& p, const DeviceInfo& device, int64_t row_tiles) {
 
 }  // namespace
 
-LinearSm90Config linear_sm90_config(const LinearShape& p, const DeviceInfo& device) {
-  constexpr int64_t kLeastRows = 8, kMostRows = 64;  // the columns of a product
-  const int64_t rows = std::clamp(p.rows, kLeastRows, kMostRows);
+LinearSm90Config linear_sm90_config(const LinearShape& p, const DeviceInfo& device, const LinearSm90Limits& limits) {
+  constexpr int64_t kMostRows = 64;
+  const int64_t rows = std::clamp(p.rows, int64_t{limits.fewest_rows}, kMostRows);
   LinearSm90Config c{.element = core::element(p.dtype()),
                      .swiglu = p.activation == core::Activation::swiglu,
                      .rows = static_cast<int32_t>(std::bit_ceil(static_cast<uint64_t>(rows)))};
@@ -87,9 +87,8 @@ LinearSm90Config linear_sm90_config(const LinearShape& p, const DeviceInfo& devi
   c.streams = way.streams;
   c.blocks_per_sm = way.blocks_per_sm;
   // As many as fit, so that much of w is on its way: at least 2, for any rows.
-  constexpr int32_t kMostStages = 12;
   const int32_t most_bytes = portable::shared_bytes_of(way.blocks_per_sm);
-  for (c.stages = 2; c.stages < kMostStages; ++c.stages) {
+  for (c.stages = std::min(2, limits.most_stages); c.stages < limits.most_stages; ++c.stages) {
     LinearSm90Config more = c;
     ++more.stages;
     if (portable::shared_bytes(more) > most_bytes) break;

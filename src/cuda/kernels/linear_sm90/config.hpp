@@ -8,7 +8,14 @@
 
 namespace tessella::cuda {
 
-portable::LinearSm90Config linear_sm90_config(const core::LinearShape& bounds, const DeviceInfo& device);
+// Between what a configuration is chosen. Rungs of the ladder set one of them.
+struct LinearSm90Limits {
+  int32_t fewest_rows = 8;  // which rows of x are padded to: the fewest columns of a product
+  int32_t most_stages = 12;
+};
+
+portable::LinearSm90Config linear_sm90_config(const core::LinearShape& bounds, const DeviceInfo& device,
+                                              const LinearSm90Limits& limits = {});
 
 // Tiles of so many rows of x, and the steps of one.
 int64_t linear_sm90_tiles(const core::LinearShape& shape, const portable::LinearSm90Config& config);

@@ -43,7 +43,7 @@ std::string ineligible(const LinearShape& p, const LinearSm90Config& c, const De
 std::string description(const LinearSm90Config& c) {
   return message(
       "tiles of ", c.row_blocks, " x ", portable::kLinearBlockRows, " rows of w and ", c.rows, " of x, ", c.stages,
-      " stages of ", portable::step_columns(c), " columns, ",
+      c.stages == 1 ? " stage of " : " stages of ", portable::step_columns(c), " columns, ",
       c.streams ? "equal shares of the line of all tiles" : message("columns of a tile shared by ", c.cluster), ", ",
       portable::shared_bytes(c), " bytes of shared memory");
 }
@@ -68,11 +68,9 @@ Launch launch(const LinearArguments& a, const LinearSm90Config& c, const Concurr
   return {{static_cast<unsigned>(units * c.cluster), 1, 1}, Parameters(params)};
 }
 
-}  // namespace
-
-Recipe linear_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) {
+Recipe recipe_within(const LinearSm90Limits& limits, const core::Shape& shape, const DeviceInfo& device) {
   const LinearShape& bounds = core::linear(shape);
-  const LinearSm90Config config = linear_sm90_config(bounds, device);
+  const LinearSm90Config config = linear_sm90_config(bounds, device, limits);
   if (std::string reason = ineligible(bounds, config, device); !reason.empty()) return {.ineligible = reason};
   Step step{.program = linear_sm90_program(config),
             .threads = portable::kLinearSm90Threads,
@@ -94,6 +92,21 @@ Recipe linear_sm90_recipe(const core::Shape& shape, const DeviceInfo& device) {
   }
   recipe.steps.push_back(std::move(step));
   return recipe;
+}
+
+}  // namespace
+
+Recipe linear_sm90_recipe(const core::Shape& bounds, const DeviceInfo& device) {
+  return recipe_within({}, bounds, device);
+}
+Recipe linear_one_stage_recipe(const core::Shape& bounds, const DeviceInfo& device) {
+  return recipe_within({.most_stages = 1}, bounds, device);
+}
+Recipe linear_two_stages_recipe(const core::Shape& bounds, const DeviceInfo& device) {
+  return recipe_within({.most_stages = 2}, bounds, device);
+}
+Recipe linear_padded_recipe(const core::Shape& bounds, const DeviceInfo& device) {
+  return recipe_within({.fewest_rows = 64}, bounds, device);
 }
 
 }  // namespace tessella::cuda
