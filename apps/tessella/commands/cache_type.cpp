@@ -13,6 +13,8 @@
 namespace tessella::cli {
 namespace {
 
+constexpr int64_t kPattern = 33554393;  // random elements, repeated; a prime, so that no row of two caches is the same
+
 constexpr CacheType kTypes[] = {
     {TESSELLA_F64, "f64", 64, 0xff, false},
     {TESSELLA_F32, "f32", 32, 0xff, false},
@@ -93,6 +95,15 @@ std::vector<std::byte> random_elements(const CacheType& type, int64_t count, std
   for (size_t i = 0; i < bytes.size(); ++i)
     bytes[i] = quantized_byte(type, values + i * 8 / static_cast<size_t>(type.bits));
   return bytes;
+}
+
+void fill_random(const Memory& memory, const CacheType& type, size_t bytes, std::mt19937_64& random) {
+  const auto elements = static_cast<int64_t>(bytes) * 8 / type.bits;
+  // Of 4 bits an even number, so that it is whole bytes.
+  const std::vector<std::byte> pattern =
+      random_elements(type, std::min(type.bits == 4 ? 2 * kPattern : kPattern, elements), random);
+  memory.write(0, pattern.data(), pattern.size());
+  memory.repeat(pattern.size(), bytes);
 }
 
 std::vector<float> random_scales(const CacheType& type, size_t count, std::mt19937_64& random) {

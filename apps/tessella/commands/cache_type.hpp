@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "device/memory.hpp"
 #include "files/array.hpp"
 #include "tessella/tessella.h"
 
@@ -37,6 +38,9 @@ Array allocate_keys(const CacheType& type, int64_t rows, int64_t heads, int64_t 
 
 // Bytes of random elements: normal numbers, those of a quantised type spread over its range.
 std::vector<std::byte> random_elements(const CacheType& type, int64_t count, std::mt19937_64& random);
+
+// The first `bytes` of memory: random elements, repeated.
+void fill_random(const Memory& memory, const CacheType& type, size_t bytes, std::mt19937_64& random);
 
 // So many scales of random_elements: times them, keys and values have deviations from 1/2 to 2.
 std::vector<float> random_scales(const CacheType& type, size_t count, std::mt19937_64& random);

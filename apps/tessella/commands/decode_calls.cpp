@@ -19,8 +19,7 @@ namespace {
 
 constexpr int64_t kMostCalls = 512;  // caches under 800 kB then come to less
 constexpr size_t kAlignment = 256;
-constexpr int64_t kPattern = 33554393;  // random elements, repeated; a prime, so that no row of two caches is the same
-constexpr uint8_t kNan = 0xff;          // of every byte: NaN in each dtype of out, and of scales
+constexpr uint8_t kNan = 0xff;  // of every byte: NaN in each dtype of out, and of scales
 constexpr int kCheckedSequences = 3;
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -114,16 +113,8 @@ DecodeCalls::DecodeCalls(const DecodeCase& decode_case, const AttentionOptionVal
 void DecodeCalls::fill() const {
   const CacheType& kv_type = cache_type_of(case_.kv_dtype);
   std::mt19937_64 random(1);
-  const auto fill_with = [&](const Memory& memory, const CacheType& type, size_t bytes) {
-    const auto elements = static_cast<int64_t>(bytes) * 8 / type.bits;
-    // Of 4 bits an even number, so that it is whole bytes.
-    const std::vector<std::byte> pattern =
-        random_elements(type, std::min(type.bits == 4 ? 2 * kPattern : kPattern, elements), random);
-    memory.write(0, pattern.data(), pattern.size());
-    memory.repeat(pattern.size(), bytes);
-  };
-  fill_with(caches_, kv_type, static_cast<size_t>(size()) * layout_.cache_stride());
-  fill_with(q_, cache_type_of(case_.dtype), static_cast<size_t>(size()) * layout_.q_bytes);
+  fill_random(caches_, kv_type, static_cast<size_t>(size()) * layout_.cache_stride(), random);
+  fill_random(q_, cache_type_of(case_.dtype), static_cast<size_t>(size()) * layout_.q_bytes, random);
   out_.fill(0, kNan, static_cast<size_t>(size()) * layout_.q_bytes);
   seqlens_.write(0, layout_.lengths.data(), layout_.lengths.size() * sizeof(int32_t));
   table_.write(0, layout_.page_table.data(), layout_.page_table.size() * sizeof(int32_t));

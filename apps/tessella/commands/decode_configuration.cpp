@@ -2,33 +2,19 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
-
+#include "device/planned_call.hpp"
 #include "device/read_rate.hpp"
 #include "device/rotation.hpp"
 #include "options/number_string.hpp"
 #include "report/machine.hpp"
 
 namespace tessella::cli {
-namespace {
-
-// Of free memory: a GPU's is the process's own, a CPU's serves others too.
-double usable(const Placement& placement) { return (placement.gpu ? 0.95 : 0.5) * available_memory(placement); }
-
-// What the library takes for the option.
-int threads_for(const Placement& placement, int32_t asked) {
-  if (placement.gpu) return 0;
-  const auto most = static_cast<int>(parse_integer("threads", library_info()["threads"].string()));
-  return asked > 0 ? std::min<int>(asked, most) : most;
-}
-
-}  // namespace
 
 std::unique_ptr<DecodeConfiguration> DecodeConfiguration::make(const DecodeCase& decode_case,
                                                                const AttentionOptionValues& options, double budget,
                                                                NotMeasured& missing) {
   const double needed = DecodeLayout(decode_case, options.placement()).total_bytes(),
-               have = usable(options.placement());
+               have = usable_memory(options.placement());
   if (needed > have) {
     missing = {fmt::format("its caches take {} of memory, {} may be used", bytes_string(needed), bytes_string(have))};
     return nullptr;
@@ -43,7 +29,7 @@ DecodeConfiguration::DecodeConfiguration(const DecodeCase& decode_case, const At
     : placement_(options.placement()),
       budget_(budget),
       calls_(decode_case, options),
-      num_threads_(threads_for(placement_, calls_.at(0).options.num_threads)),
+      num_threads_(placement_.gpu ? 0 : cpu_threads(calls_.at(0).options.num_threads)),
       read_seconds_(seconds_to_read(placement_, calls_.caches(), cache_bytes(), calls_.layout().cache_stride(),
                                     calls_.size(), num_threads_, budget)) {}
 
@@ -54,18 +40,10 @@ std::optional<DecodeResult> DecodeConfiguration::run(const std::string& kernel, 
 
 DecodeResult DecodeConfiguration::measure(const std::string& kernel, int64_t check_rows) {
   calls_.choose_kernel(kernel);
-  const PlanHandle plan = make_plan(calls_.at(0));
-  tessella_workspace workspace = {};
-  check(tessella_plan_workspace(plan.get(), &workspace.state_bytes, &workspace.scratch_bytes));
-  const Memory state(placement_, workspace.state_bytes), scratch(placement_, workspace.scratch_bytes);
-  workspace.state = state.data();
-  workspace.scratch = scratch.data();
-  check(tessella_plan_initialize(plan.get(), &workspace, nullptr));
-  const auto run = [&](int64_t idx, void* stream) {
-    check(tessella_plan_run(plan.get(), Tagged(calls_.at(idx)), &workspace, stream));
-  };
+  const PlannedCall planned(placement_, Tagged(calls_.at(0)));
+  const auto run = [&](int64_t idx, void* stream) { planned.run(Tagged(calls_.at(idx)), stream); };
   run(0, nullptr);
-  DecodeResult result{tessella_plan_kernel(plan.get()), {}};
+  DecodeResult result{planned.kernel(), {}};
   result.check = calls_.check_rows(check_rows);
   if (result.check.passed) result.timing = measure_rotation(placement_, calls_.size(), run, budget_);
   return result;

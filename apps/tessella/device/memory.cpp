@@ -25,6 +25,8 @@ double available_memory(const Placement& placement) {
   return static_cast<double>(::sysconf(_SC_AVPHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
 }
 
+double usable_memory(const Placement& placement) { return (placement.gpu ? 0.95 : 0.5) * available_memory(placement); }
+
 void Memory::FreeHost::operator()(std::byte* data) const { std::free(data); }
 
 Memory::Memory(const Placement& placement, size_t bytes) {

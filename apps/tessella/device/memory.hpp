@@ -12,6 +12,8 @@ namespace tessella::cli {
 
 // What may be allocated there: on the CPU what Linux would give without swapping, page cache included.
 double available_memory(const Placement& placement);
+// What a measurement may take of it: a GPU's is the process's own, a CPU's serves others too.
+double usable_memory(const Placement& placement);
 
 // All functions return when their work is done.
 class Memory {

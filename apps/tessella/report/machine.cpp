@@ -1,5 +1,6 @@
 #include "report/machine.hpp"
 
+#include <algorithm>
 #include <ctime>
 #include <fstream>
 #include <string_view>
@@ -40,6 +41,11 @@ Json library_info() {
     if (colon != std::string::npos) info[line.substr(0, colon)] = line.substr(colon + 2);
   }
   return info;
+}
+
+int cpu_threads(int32_t asked) {
+  const auto most = static_cast<int>(parse_integer("threads", library_info()["threads"].string()));
+  return asked > 0 ? std::min<int>(asked, most) : most;
 }
 
 Json about_run(const std::string& command) {
