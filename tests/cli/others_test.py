@@ -101,6 +101,48 @@ class Others(CliTest):
         self.expect_error(*few, "--backward", saying="expected one")
         self.expect_error("ladder", "--queries", 2, saying="without --decode")
 
+    def test_ladder_linear(self):
+        small = ["ladder", "linear", "96x40", "30x64", "--budget", 0.01]
+        for extra in ([], ["--swiglu"], ["--dtype", "f16", "--w-dtype", "i8"], ["--dtype", "f32", "--w-dtype", "f8e4m3fn"]):
+            document = json.loads(run(*small, *extra, "--rows", "1,9", "--num-threads", 1, "--json").stdout)
+            self.assertEqual(document["command"], "ladder linear")
+            rows = document["results"]
+            kernels = {row["kernel"] for row in rows}
+            self.assertIn("cpu.linear_baseline", kernels)
+            self.assertTrue(all(name.startswith("cpu.linear_") for name in kernels))
+            self.assertEqual({(row["w"], row["rows"]) for row in rows}, {(w, n) for w in ("96x40", "30x64") for n in (1, 9)})
+            self.assertEqual(len(rows), len({(row["w"], row["rows"], row["kernel"]) for row in rows}))
+            for row in rows:
+                self.assertEqual((row["check"], row["threads"]), ("ok", 1), row)
+                self.assertEqual(row["activation"], "swiglu" if "--swiglu" in extra else "none")
+                elements = 96 * 40 if row["w"] == "96x40" else 30 * 64
+                self.assertEqual(row["weight_bytes"], elements * {"f32": 4, "bf16": 2, "f16": 2, "i8": 1, "f8e4m3fn": 1}[row["w_dtype"]])
+                self.assertAlmostEqual(row["bytes_per_second"] * row["seconds"], row["weight_bytes"], delta=1)
+                self.assertAlmostEqual(row["read_ratio"] * row["seconds"], row["read_seconds"])
+        done = run("ladder", "linear", "96x40", "--budget", 0.01, "--csv")
+        self.assertEqual([row["rows"] for row in csv.DictReader(io.StringIO(done.stdout)) if row["kernel"] == "cpu.linear_baseline"],
+                         ["1", "8", "16", "64"])
+        self.assertEqual(run("ladder", "linear", "96x40", "--rows", 1, "--budget", 0.01).stdout.split()[:3], ["w", "rows", "kernel"])
+        too_large = run("ladder", "linear", "2000000000x2000000000", expect=2)
+        self.assertEqual(too_large.stdout, "")
+        self.assertIn("not run at 2000000000x2000000000: it takes ", too_large.stderr)
+        for arguments, saying in [
+            ([], "SHAPES"),
+            (["96"], "a shape is '96', expected OUTxIN, the rows and columns of w, as 12288x4096, or llama2-7b"),
+            (["0x4"], "a shape's rows is 0"),
+            (["5x4", "--swiglu"], "a shape is '5x4' with --swiglu, expected an even number of rows"),
+            (["8x8", "--dtype", "f64"], "--dtype is 'f64', expected bf16, f16 or f32"),
+            (["8x8", "--w-dtype", "f32"], "--w-dtype is 'f32', expected that of --dtype, i8 or f8e4m3fn"),
+            (["8x8", "--rows", "0"], "--rows is 0"),
+            (["8x8", "--rows", "2m"], "--rows is 2097152, expected at most 1048576"),
+            (["8x8", "--check-rows", "0"], "--check-rows is 0"),
+            (["8x8", "--budget", "0"], "--budget is 0"),
+            (["8x8", "--device", "tpu"], "--device is 'tpu'"),
+            (["8x8", "--json", "--csv"], "expected one"),
+        ]:
+            self.expect_error("ladder", "linear", *arguments, saying=saying)
+        self.expect_error("ladder", "--dtype", "bf16", "linear", "8x8", saying="--dtype is given before linear, expected behind it")
+
     def test_bench(self):
         small = ["--seqlen", "32:128", "--head-dim", 16, "--heads", "4/2", "--batch", 2, "--budget", 0.01]
         done = run("bench", *small, "--dtype", "f32", "--mask", "none,causal,window:8,0", "--json")
@@ -266,8 +308,8 @@ class Others(CliTest):
         for command in ("attend", "bench", "ladder", "kernels"):
             self.assertIn("Examples:", run(command, "--help").stdout)
         flags = {"--help", "--check", "--explain", "--json", "--csv", "--markdown", "--why", "--backward", "--decode", "--ragged",
-                 "--batch-invariant", "--check-device-values", "--smooth"}
-        for command in (["attend"], ["merge"], ["quantize"], ["linear"], ["bench"], ["bench", "decode"], ["ladder"], ["kernels"], ["kernels", "build"]):
+                 "--batch-invariant", "--check-device-values", "--smooth", "--swiglu"}
+        for command in (["attend"], ["merge"], ["quantize"], ["linear"], ["bench"], ["bench", "decode"], ["ladder"], ["ladder", "linear"], ["kernels"], ["kernels", "build"]):
             printed = run(*command, "--help").stdout
             options = re.findall(r"^ *(?:-\w, ?)?(--[\w-]+)(?: (\S+))?", printed.split("Examples:")[0], re.M)
             self.assertGreater(len(options), 2, command)

@@ -22,9 +22,9 @@ std::vector<KernelEntry> kernels_of(std::string_view operation) {
   return kernels;
 }
 
-std::string ineligible(const KernelEntry& kernel, const Call& call) {
+std::string ineligible(const KernelEntry& kernel, const tessella_call* call) {
   const char* reason = "";
-  check(tessella_kernel_refusal(kernel.idx, Tagged(call), &reason));
+  check(tessella_kernel_refusal(kernel.idx, call, &reason));
   return reason;
 }
 

@@ -19,7 +19,8 @@ std::vector<KernelEntry> list_kernels();
 std::vector<KernelEntry> kernels_of(std::string_view operation);
 
 // "" if the kernel would run this call.
-std::string ineligible(const KernelEntry& kernel, const Call& call);
+std::string ineligible(const KernelEntry& kernel, const tessella_call* call);
+inline std::string ineligible(const KernelEntry& kernel, const Call& call) { return ineligible(kernel, Tagged(call)); }
 
 // The operation's kernel of that name; InputError that lists the names otherwise.
 KernelEntry kernel_named(std::string_view what, const std::string& name, std::string_view operation);

@@ -28,7 +28,8 @@ Examples:
   tessella ladder --backward
   tessella ladder --decode
   tessella ladder --decode --queries 4 --seqlen 64k --heads 32/4 --dtype bf16
-  tessella ladder --seqlen 4096 --head-dim 128 --dtype bf16 --mask causal --heads 4)";
+  tessella ladder --seqlen 4096 --head-dim 128 --dtype bf16 --mask causal --heads 4
+  tessella ladder linear 12288x4096 --device cuda)";
 
 struct Settings {
   AttentionOptionValues options;
@@ -209,6 +210,7 @@ void add_ladder(Command& program) {
   command.add_flag("--json", settings->json, "results as JSON");
   command.add_flag("--csv", settings->csv, "results as CSV");
   settings->options.add_without_mask_to(command);
+  add_ladder_linear(command);
   command.set_run([settings, &command] {
     apply_decode(command, *settings);
     return ladder(*settings);
