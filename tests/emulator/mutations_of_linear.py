@@ -28,6 +28,14 @@ MUTATIONS = [
         LINEAR_SM90,
     ),
     Mutation(
+        "stage_filled_while_read",
+        "linear_sm90.cuh",
+        "stage.wait_empty(); stage.arrive_full_expecting(kStageBytes);",
+        "stage.arrive_full_expecting(kStageBytes);",
+        "HasTheBitsOfLinearSm90/OneStage",
+        LINEAR_SM90,
+    ),
+    Mutation(
         "sums_before_their_block",
         "linear_sm90.cuh",
         "ptx::wait_for_cluster(); const uint32_t owner",
