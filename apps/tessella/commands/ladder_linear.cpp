@@ -27,11 +27,11 @@ namespace tessella::cli {
 namespace {
 
 constexpr const char* kExamples =
-    R"(Every kernel of linear over a layer, for few rows and many (FlashDecoding++, sections 4 and 5): products by vectors, flat
-ones, a BLAS; on Hopper also flat ones with one and two stages, and with rows padded to 64. Weights take turns, 400 MB
-or three copies of them, so that none is in a cache; on a GPU calls are one CUDA graph, timed by its own clock. The rate
-counts the bytes of w once. Of read: beside a plain read of these bytes in the same run. Error: largest difference from
-the float64 reference, over sampled rows and columns.
+    R"(Every kernel of linear over a layer, for few rows and many (FlashDecoding++, sections 4 and 5): products by vectors,
+flat ones, a BLAS; on Hopper also flat ones with one and two stages, and with rows padded to 64. Weights take turns, 400
+MB or three copies of them, so that none is in a cache; on a GPU calls are one CUDA graph, timed by its own clock. The
+rate counts the bytes of w once. Of read: beside a plain read of these bytes in the same run. Error: largest difference
+from the float64 reference, over sampled rows and columns.
 
 Examples:
   tessella ladder linear 12288x4096 --device cuda
