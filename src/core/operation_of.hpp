@@ -106,7 +106,9 @@ inline std::string ineligible_head_dim(const Kernel& kernel, const char* argumen
   return message(argument, " is ", head_dim, ", at most ", kernel.max_head_dim);
 }
 
+// Its objects are constants that nobody deletes.
 template <typename Operation>
+// NOLINTNEXTLINE(cppcoreguidelines-virtual-class-destructor)
 class OperationOf final : public OperationType {
   using S = typename Operation::Shape;
   using A = typename Operation::Arguments;
