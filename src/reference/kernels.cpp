@@ -54,7 +54,8 @@ core::Kernel ladder_kernel() {
 }
 
 void require_attention(const core::AttentionArguments& a) {
-  core::AttentionShape on_cpu = a;
+  const core::AttentionShape& shape = a;
+  core::AttentionShape on_cpu = shape;
   on_cpu.device = {};
   on_cpu.features = on_cpu.features.without(core::kMadeBefore);
   on_cpu.num_splits = 0;

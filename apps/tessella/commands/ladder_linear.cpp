@@ -211,7 +211,8 @@ bool climb(const Problem& problem, const WeightShape& w, Table& table) {
     return std::string_view(kernel.info.device) != problem.placement.kind() ||
            std::string_view(kernel.info.name).starts_with("reference.");
   });
-  std::ranges::stable_partition(kernels, [](const KernelEntry& kernel) { return kernel.info.automatic[0] == '\0'; });
+  std::stable_partition(kernels.begin(), kernels.end(),
+                        [](const KernelEntry& kernel) { return kernel.info.automatic[0] == '\0'; });
   Progress progress;
   std::set<std::string> said;
   bool ran = true;
