@@ -60,6 +60,7 @@ quick(emulated_quick_decode_test)
 quick(emulated_widened_test "EmulatedWidened.(OddHeadDims|OutAlone)")
 quick(emulated_toy_test)
 quick(fake_driver_test)
+quick(linear_blas_test)
 quick(forward_launch_test "ForwardLaunch.(OneKernelWhereMasksAreIntervals|HoppersBlocksStay|TheLadderQueuesItsKernels)")
 
 # The API.

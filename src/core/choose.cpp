@@ -132,7 +132,8 @@ std::string ineligible_dtypes(const Kernel& kernel, const Shape& shape) {
 }
 
 std::string ineligible(const Kernel& kernel, const Shape& shape) {
-  return offer(kernel, shape, threads(kernel, shape)).ineligible;
+  std::string reason = offer(kernel, shape, threads(kernel, shape)).ineligible;
+  return reason.empty() && kernel.missing != nullptr ? kernel.missing() : reason;
 }
 
 Plan choose(const Shape& shape, std::span<const KernelTable> tables, ForcedKernel forced, const char* function,
@@ -150,6 +151,7 @@ Plan choose(const Shape& shape, std::span<const KernelTable> tables, ForcedKerne
         reason = std::move(leaves);
       }
     }
+    if (reason.empty() && kernel.missing != nullptr) reason = kernel.missing();
     if (!reason.empty()) {
       plan.ineligible.push_back({kernel.name, std::move(reason)});
       return false;

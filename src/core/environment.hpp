@@ -43,8 +43,8 @@ inline int environment_num_threads() {
   return threads;
 }
 
-// Folders and paths: TESSELLA_CACHE_DIR, TESSELLA_NVRTC, TESSELLA_BLAS, and those of the system that say where things
-// lie (XDG_CACHE_HOME, HOME, PATH, CUDA_HOME, CUDA_PATH, VIRTUAL_ENV, CONDA_PREFIX). "" = not set.
+// Folders and paths: TESSELLA_CACHE_DIR, TESSELLA_NVRTC, TESSELLA_CUBLAS, TESSELLA_BLAS, and those of the system that
+// say where things lie (XDG_CACHE_HOME, HOME, PATH, CUDA_HOME, CUDA_PATH, VIRTUAL_ENV, CONDA_PREFIX). "" = not set.
 inline std::string environment_path(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;

@@ -80,6 +80,9 @@ struct Kernel {
   // For a plan of this shape, whose dtypes, head dims and features the row has, and num_threads threads. Asked once for
   // a plan. Null: the kernel takes all such shapes, and needs nothing.
   Offer (*offer)(const Shape&, int num_threads) = nullptr;
+  // Why a library that every run calls is not there, or "". Looking for it opens it, so this is asked last, of a kernel
+  // that takes the call otherwise. Null: there is none.
+  std::string (*missing)() = nullptr;
   // Threads a run uses when the caller asks for `requested` (0 = all). Null: one.
   int (*threads)(int requested) = nullptr;
   // Passes over the scores, bytes moved, extra memory, by the algorithm's own loops. Null: not counted.

@@ -15,6 +15,7 @@
 #include "cuda/kernels/forward_sm90/recipe.hpp"
 #include "cuda/kernels/forward_widened/recipe.hpp"
 #include "cuda/kernels/ladder/recipe.hpp"
+#include "cuda/kernels/linear_blas/recipe.hpp"
 #include "cuda/kernels/linear_gemv/recipe.hpp"
 #include "cuda/kernels/linear_sm80/recipe.hpp"
 #include "cuda/kernels/linear_sm90/recipe.hpp"
@@ -174,7 +175,16 @@ constexpr KernelRow kDequantize = {.name = "cuda.dequantize",
                                    .max_head_dim = portable::kMostQuantizedColumns,
                                    .features = {},
                                    .recipe = dequantize_recipe};
-// Before all others of linear, to which it leaves more than one row of 16 bits.
+// Before all others of linear, to which it leaves few rows.
+constexpr KernelRow kLinearBlas = {.name = "cuda.linear_blas",
+                                   .operation = core::Operation::linear,
+                                   .summary = "many rows, by the machine's cuBLAS",
+                                   .architectures = "sm_80+",
+                                   .dtypes = kFloats,
+                                   .max_head_dim = std::numeric_limits<int32_t>::max(),
+                                   .features = {},
+                                   .recipe = linear_blas_recipe};
+// Before those behind, to which it leaves more than one row of 16 bits.
 constexpr KernelRow kLinearGemv = {.name = "cuda.linear_gemv",
                                    .operation = core::Operation::linear,
                                    .summary = "fp32 multiply-adds, a warp a few rows of w, any GPU from Ampere on",
@@ -253,13 +263,29 @@ constexpr KernelRow kFlash1 = {.name = "cuda.flash_1",
 
 core::KernelTable cuda_kernels() {
   return process::once([] {
-    return std::array{
-        kernel<kForwardF8Sm90>(),    kernel<kForwardWidened>(), kernel<kDecode>(),       kernel<kForwardSm90>(),
-        kernel<kForwardSm80>(),      kernel<kBackwardSm90>(),   kernel<kBackwardSm80>(), kernel<kMerge>(),
-        kernel<kAppend>(),           kernel<kCopyPages>(),      kernel<kStandard>(),     kernel<kStandardBackward>(),
-        kernel<kDecodeUnifiedMax>(), kernel<kFlash1>(),         kernel<kQuantize>(),     kernel<kDequantize>(),
-        kernel<kLinearGemv>(),       kernel<kLinearSm90>(),     kernel<kLinearSm80>(),   kernel<kLinearOneStage>(),
-        kernel<kLinearTwoStages>(),  kernel<kLinearPadded>()};
+    return std::array{kernel<kForwardF8Sm90>(),
+                      kernel<kForwardWidened>(),
+                      kernel<kDecode>(),
+                      kernel<kForwardSm90>(),
+                      kernel<kForwardSm80>(),
+                      kernel<kBackwardSm90>(),
+                      kernel<kBackwardSm80>(),
+                      kernel<kMerge>(),
+                      kernel<kAppend>(),
+                      kernel<kCopyPages>(),
+                      kernel<kStandard>(),
+                      kernel<kStandardBackward>(),
+                      kernel<kDecodeUnifiedMax>(),
+                      kernel<kFlash1>(),
+                      kernel<kQuantize>(),
+                      kernel<kDequantize>(),
+                      with_cublas(kernel<kLinearBlas>()),
+                      kernel<kLinearGemv>(),
+                      kernel<kLinearSm90>(),
+                      kernel<kLinearSm80>(),
+                       kernel<kLinearOneStage>(),
+                       kernel<kLinearTwoStages>(),
+                       kernel<kLinearPadded>()};
   });
 }
 

@@ -79,6 +79,9 @@ LinearCase supported(LinearCase c) {
   if (c.kernel == "cpu.linear_amx") {
     c.w_dtype = c.dtype;
     c.batch_invariant = true;  // for any number of rows
+  } else if (c.kernel == "cuda.linear_blas") {
+    c.w_dtype = c.dtype;
+    c.batch_invariant = false;
   } else if (c.kernel == "cpu.linear_avx512_bf16") {
     c.w_dtype = c.dtype;
   } else if (c.kernel == "cpu.linear_blas") {

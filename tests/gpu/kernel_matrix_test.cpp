@@ -17,6 +17,7 @@
 #include "cuda/kernels/forward_sm80/config.hpp"
 #include "cuda/kernels/forward_widened/recipe.hpp"
 #include "cuda/kernels/ladder/recipe.hpp"
+#include "cuda/kernels/linear_blas/recipe.hpp"
 #include "cuda/kernels/linear_gemv/recipe.hpp"
 #include "cuda/kernels/linear_sm80/recipe.hpp"
 #include "cuda/kernels/merge/recipe.hpp"
@@ -205,6 +206,18 @@ TEST(KernelMatrixQuantize, CompilesWithoutSpills) {
         }
       }
     }
+  }
+}
+
+// The step behind cuBLAS's sums.
+TEST(KernelMatrixLinear, FinishingCompilesWithoutSpills) {
+  if (nvrtc() == nullptr) GTEST_SKIP() << nvrtc_problem();
+  CubinStore store(TESSELLA_TEST_CACHE, nvrtc());
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    core::LinearShape shape{.x_shape = {dtype, 16}, .w_shape = {dtype, 16}, .out_shape = {dtype, 16}};
+    shape.rows = shape.in_features = shape.out_features = 128;
+    shape.activation = core::Activation::swiglu;
+    for (const int arch : {80, 90}) expect_small(store, linear_blas_recipe(shape, typical_device(arch)), arch);
   }
 }
 

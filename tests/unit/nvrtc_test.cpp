@@ -10,7 +10,7 @@
 #include <fstream>
 
 #include "core/error.hpp"
-#include "cuda/compile/nvrtc_paths.hpp"
+#include "cuda/driver/library_paths.hpp"
 
 namespace {
 
@@ -36,7 +36,7 @@ class NvrtcTest : public testing::Test {
     return root_ + path;
   }
   static ptrdiff_t index_of(const std::string& path) {
-    const std::vector<std::string> paths = nvrtc_paths();
+    const std::vector<std::string> paths = library_paths(kNvrtcLibrary);
     const auto found = std::ranges::find(paths, path);
     return found == paths.end() ? -1 : found - paths.begin();
   }
@@ -54,7 +54,7 @@ class NvrtcTest : public testing::Test {
 
 TEST_F(NvrtcTest, TheNamedOneIsTheOnlyOne) {
   ::setenv("TESSELLA_NVRTC", "/opt/libnvrtc.so.12", 1);
-  EXPECT_EQ(nvrtc_paths(), std::vector<std::string>{"/opt/libnvrtc.so.12"});
+  EXPECT_EQ(library_paths(kNvrtcLibrary), std::vector<std::string>{"/opt/libnvrtc.so.12"});
 }
 
 TEST_F(NvrtcTest, TheLinkersOwnAreFirst) {

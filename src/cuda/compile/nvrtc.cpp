@@ -10,7 +10,6 @@
 #include "core/environment.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
-#include "cuda/compile/nvrtc_paths.hpp"
 #include "cuda/driver/driver.hpp"
 #include "process/once.hpp"
 
@@ -50,7 +49,7 @@ Search search() {
   Search result;
   const int driver_major = driver_version() / 1000;
   std::string tried;
-  for (const std::string& path : nvrtc_paths()) {
+  for (const std::string& path : library_paths(kNvrtcLibrary)) {
     try {
       Nvrtc opened = Nvrtc::open(path);
       if (driver_major == 0 || opened.version().major <= driver_major) {
@@ -66,7 +65,7 @@ Search search() {
   const std::string expected = message(
       "version ", kOldestMajor,
       driver_major > kOldestMajor ? message(" to ", driver_major) : std::string(driver_major == 0 ? " or newer" : ""));
-  if (const std::string chosen = core::environment_path("TESSELLA_NVRTC"); !chosen.empty()) {
+  if (const std::string chosen = core::environment_path(kNvrtcLibrary.variable); !chosen.empty()) {
     result.problem = message("TESSELLA_NVRTC is '", chosen, "', expected the path of NVRTC ", expected,
                              ", which compiles kernels, or no variable and "
                              "`pip install nvidia-cuda-nvrtc`",

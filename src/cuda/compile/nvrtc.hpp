@@ -6,8 +6,12 @@
 
 #include "cuda/compile/cubin.hpp"
 #include "cuda/compile/program.hpp"
+#include "cuda/driver/library_paths.hpp"
 
 namespace tessella::cuda {
+
+inline constexpr SoughtLibrary kNvrtcLibrary{
+    .variable = "TESSELLA_NVRTC", .names = {"libnvrtc.so.13", "libnvrtc.so.12"}, .package = "cuda_nvrtc"};
 
 // One opened library. Its functions may be called from any thread.
 class Nvrtc {

@@ -67,6 +67,7 @@ core::Offer offer(const KernelRow& row, const core::Shape& bounds) {
 
 std::string describe(const core::Plan& plan) {
   const Recipe& recipe = recipe_of(plan);
+  if (recipe.steps.empty()) return recipe.description;
   return core::message(recipe.description, ", ", origin(recipe.steps, device_of(plan.shape).arch));
 }
 

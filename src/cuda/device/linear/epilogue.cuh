@@ -39,6 +39,19 @@ __device__ __forceinline__ void store_element(const LinearOut& p, int32_t row, i
   store_piece<Out>(p.out, row * p.out_stride + column, one);
 }
 
+// Writes an element of out, of x's type E or f32. up: with SwiGLU the sum of w's second half.
+template <Element E>
+__device__ __forceinline__ void store_result(const LinearOut& p, bool is_swiglu, int32_t row, int32_t column, float sum,
+                                             float up) {
+  float value = weight_row<E>(p, column)(sum);
+  if (is_swiglu) value = silu(value) * weight_row<E>(p, p.out_features + column)(up);
+  if (p.out_element == Element::f32) {
+    store_element<Element::f32>(p, row, column, value);
+  } else {
+    store_element<E>(p, row, column, value);
+  }
+}
+
 // Sixteen columns of out, as a warp has them: a lane those of numbers lane / 4 and lane / 4 + 8. Sums are accumulators
 // of ptx/mma.cuh whose rows are these columns' rows of w, and whose columns are 8 rows of x. What lies outside of out
 // is not stored. All lanes of the warp call each function.

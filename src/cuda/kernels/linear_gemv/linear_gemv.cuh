@@ -120,19 +120,6 @@ __device__ __forceinline__ float sum_of_lanes(const float (&sums)[N], int32_t la
   }
 }
 
-// Writes an element of out. up: with SwiGLU the sum of w's second half.
-template <Element E>
-__device__ __forceinline__ void store_result(const LinearGemvParams& p, int32_t row, int32_t column, float sum,
-                                             float up) {
-  float value = weight_row<E>(p.out, column)(sum);
-  if (p.in.is_swiglu) value = silu(value) * weight_row<E>(p.out, p.out.out_features + column)(up);
-  if (p.out.out_element == Element::f32) {
-    store_element<Element::f32>(p.out, row, column, value);
-  } else {
-    store_element<E>(p.out, row, column, value);
-  }
-}
-
 // Grid: blocks of rows of w; neighbours have the same rows of w where there are more rows of x than a warp has.
 template <LinearGemvConfig C>
 __global__ void __launch_bounds__(portable::kLinearGemvWarps * 32, portable::blocks_per_sm(C))
@@ -167,7 +154,7 @@ __global__ void __launch_bounds__(portable::kLinearGemvWarps * 32, portable::blo
   const int32_t idx = lane / kLanesOfSum, i = idx / Rows::kRows;
   const int32_t row = first_row + idx % Rows::kRows, out_column = first_column + i;
   const bool is_out = i < out_columns && row < p.out.rows && out_column < p.out.out_features;
-  if (lane % kLanesOfSum == 0 && is_out) store_result<C.element>(p, row, out_column, sum, up);
+  if (lane % kLanesOfSum == 0 && is_out) store_result<C.element>(p.out, p.in.is_swiglu != 0, row, out_column, sum, up);
 }
 
 }  // namespace tessella::device
