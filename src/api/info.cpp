@@ -20,6 +20,7 @@ KernelStrings make_strings(const core::Kernel& kernel) {
                         .automatic = {},
                         .features = {},
                         .unavailable = kernel.unavailable == nullptr ? "" : kernel.unavailable({kernel.device, 0})};
+  if (strings.unavailable.empty() && kernel.missing != nullptr) strings.unavailable = kernel.missing();
   const auto append = [](std::string& list, const char* word) {
     if (!list.empty()) list += ' ';
     list += word;

@@ -110,10 +110,10 @@ std::string ineligible_by_row(const Kernel& kernel, const Shape& shape) {
   if (kernel.device != call.device.type) {
     return message("runs on ", name(kernel.device), " tensors, and ", shape.type().is_on, location(call.device));
   }
-  if (std::string reason = ineligible_dtypes(kernel, shape); !reason.empty()) return reason;
-  if (kernel.unavailable != nullptr) {  // what it asks may open a library
+  if (kernel.unavailable != nullptr) {
     if (std::string reason = kernel.unavailable(call.device); !reason.empty()) return reason;
   }
+  if (std::string reason = ineligible_dtypes(kernel, shape); !reason.empty()) return reason;
   if (std::string reason = shape.type().ineligible(kernel, shape.data()); !reason.empty()) return reason;
   const Features missing = call.features.without(kernel.features);
   return missing.empty() ? "" : "does not support " + names(missing);

@@ -77,7 +77,7 @@ const Blas& found() {
   return process::once([] { return search(); });
 }
 
-std::string unavailable(core::Device) { return found().problem; }
+std::string missing() { return found().problem; }
 
 InstructionSet best_set() {
   for (const auto set : {InstructionSet::avx512, InstructionSet::avx2, InstructionSet::sse4}) {
@@ -166,8 +166,8 @@ constinit const core::Kernel kLinearBlas = {
     .summary = "many rows in fp32, by the machine's BLAS",
     .dtypes = core::dtype_bit(core::DType::f32),
     .max_head_dim = std::numeric_limits<int32_t>::max(),
-    .unavailable = unavailable,
     .offer = offer,
+    .missing = missing,
     .threads = threads_for,
     .describe = describe,
     .run = run,

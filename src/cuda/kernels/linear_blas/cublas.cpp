@@ -88,7 +88,8 @@ Cublas open(const std::string& path) {
 
 Cublas search() {
   std::vector<std::string> paths = library_paths(kCublasLibrary);
-  std::ranges::stable_partition(paths, [](const std::string& path) { return load(path, RTLD_NOLOAD) != nullptr; });
+  std::stable_partition(paths.begin(), paths.end(),
+                        [](const std::string& path) { return load(path, RTLD_NOLOAD) != nullptr; });
   std::string tried;
   for (const std::string& path : paths) {
     Cublas cublas = open(path);
