@@ -8,6 +8,7 @@ F8 = "emulated_forward_f8_test"
 BACKWARD_SM90 = "emulated_backward_sm90_test"
 DECODE = "emulated_quick_decode_test"
 OTHERS = "emulated_quick_others_test"
+LINEAR_BLAS = "emulated_linear_blas_test"
 LINEAR_SM80 = "emulated_linear_sm80_test"  # linear_gemv too
 LINEAR_SM90 = "emulated_linear_sm90_test"
 

@@ -1,6 +1,6 @@
-"""Mutations of linear_sm90, linear_sm80 and linear_gemv."""
+"""Mutations of linear_sm90, linear_sm80, linear_gemv and linear_blas."""
 
-from mutation import LINEAR_SM80, LINEAR_SM90, Mutation
+from mutation import LINEAR_BLAS, LINEAR_SM80, LINEAR_SM90, Mutation
 
 MUTATIONS = [
     Mutation(
@@ -146,5 +146,13 @@ MUTATIONS = [
         "first_column + (is_up ? i - kWRows / 2 : i);",
         "*RandomCases/linear_gemv",
         LINEAR_SM80,
+    ),
+    Mutation(
+        "ups_of_the_next_row",
+        "linear_blas.cuh",
+        "p.sums + idx + (p.is_swiglu ? int64_t{rows[i]} * p.out.out_features : 0);",
+        "p.sums + idx;",
+        "*RandomCases",
+        LINEAR_BLAS,
     ),
 ]

@@ -2,6 +2,7 @@
 #include "fake_cublas.hpp"
 
 #include <cstdlib>
+#include <thread>
 
 using namespace tessella::cuda;
 
@@ -34,6 +35,7 @@ cublasStatus_t cublasSetMathMode(cublasHandle_t, cublasMath_t mode) {
 cublasStatus_t cublasSetStream_v2(cublasHandle_t, CUstream stream) {
   g_next.stream = stream;
   g_next.workspace = nullptr;
+  std::this_thread::yield();  // to threads that come between, if one may
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t, void* workspace, size_t bytes) {

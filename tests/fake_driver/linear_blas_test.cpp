@@ -4,7 +4,9 @@
 
 #include <array>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "child.hpp"
@@ -55,11 +57,11 @@ void in_child(void (*fn)(), tests::Variables variables = {}) {
 }
 
 // A plan run in memory that nothing touches.
-struct Run {
+struct PlanRun {
   core::Plan plan;
   std::vector<std::byte> scratch;
 
-  explicit Run(const LinearArguments& a)
+  explicit PlanRun(const LinearArguments& a)
       : plan(tests::planned("cuda.linear_blas", core::shape(&a))),
         scratch(static_cast<size_t>(plan.workspace.scratch_bytes)) {
     run(a);
@@ -82,7 +84,7 @@ TEST(LinearBlas, PlainProduct) {
     a.x.row_stride = kColumns + 8;
     a.out.row_stride = kOutFeatures + 16;
     a.num_sms = 20;
-    Run run(a);
+    PlanRun run(a);
     ASSERT_EQ(products().size(), 1u);
     void* const stream = &run;
     run.run(a, stream);
@@ -115,13 +117,13 @@ TEST(LinearBlas, Types) {
     for (const auto& [dtype, type] : {std::pair{DType::f32, CUDA_R_32F}, {DType::f16, CUDA_R_16F}}) {
       a.x.dtype = a.w.dtype = a.out.dtype = dtype;
       a.derive_shape();
-      const Run run(a);
+      const PlanRun run(a);
       const FakeCublas::Product& p = products().back();
       EXPECT_EQ((std::array{p.a_type, p.b_type, p.c_type}), (std::array{type, type, type}));
     }
     a.out.dtype = DType::f32;
     a.derive_shape();
-    const Run run(a);
+    const PlanRun run(a);
     EXPECT_EQ(products().back().a_type, CUDA_R_16F);
     EXPECT_EQ(products().back().c_type, CUDA_R_32F);
     EXPECT_EQ(fake_cublas()->num_created, 1);
@@ -133,7 +135,7 @@ TEST(LinearBlas, RowsOfAnyDistance) {
   in_child([] {
     LinearArguments a = arguments(70);
     a.x.row_stride = 0;
-    const Run broadcast(a);
+    const PlanRun broadcast(a);
     ASSERT_EQ(products().size(), 70u);
     for (const int64_t row : {0, 69}) {
       const FakeCublas::Product& p = products()[static_cast<size_t>(row)];
@@ -145,14 +147,14 @@ TEST(LinearBlas, RowsOfAnyDistance) {
     products().clear();
     a.x.row_stride = kColumns;
     a.out.row_stride = -kOutFeatures;
-    const Run backwards(a);
+    const PlanRun backwards(a);
     ASSERT_EQ(products().size(), 70u);
     EXPECT_EQ(products()[69].b, g_x + 69 * kColumns * 2);
     EXPECT_EQ(products()[69].c, g_out - 69 * kOutFeatures * 2);
     products().clear();
     a.out.row_stride = kOutFeatures;
     a.w.row_stride = 1;
-    const Run of_w(a);
+    const PlanRun of_w(a);
     ASSERT_EQ(products().size(), static_cast<size_t>(kOutFeatures));
     EXPECT_EQ((std::array{products()[3].m, products()[3].n}), (std::array{int64_t{1}, int64_t{70}}));
     EXPECT_EQ(products()[3].a, g_w + 3 * 2);
@@ -169,7 +171,7 @@ TEST(LinearBlas, SumsAndStep) {
     a.bias = {.data = g_bias, .dtype = DType::f32};
     a.activation = core::Activation::swiglu;
     a.derive_shape();
-    const Run run(a);
+    const PlanRun run(a);
     ASSERT_EQ(products().size(), 1u);
     const FakeCublas::Product& p = products()[0];
     EXPECT_EQ((std::array{p.m, p.n, p.k}), (std::array{2 * kOutFeatures, kRows, kColumns}));
@@ -197,7 +199,7 @@ TEST(LinearBlas, Bands) {
     a.out_features = 80000;
     a.out = a.residual = matrix(g_out, a.out_features);
     a.derive_shape();
-    const Run run(a);
+    const PlanRun run(a);
     ASSERT_EQ(products().size(), 3u);
     ASSERT_EQ(fake_driver()->launches.size(), 3u);
     EXPECT_EQ((std::array{products()[0].n, products()[1].n, products()[2].n}), (std::array<int64_t, 3>{384, 384, 232}));
@@ -211,10 +213,34 @@ TEST(LinearBlas, Bands) {
   });
 }
 
+// A handle has the stream and the workspace of the thread that queues.
+TEST(LinearBlas, ThreadsTakeTurns) {
+  in_child([] {
+    constexpr size_t kThreads = 4, kRuns = 500;
+    const LinearArguments a = arguments();
+    std::vector<std::unique_ptr<PlanRun>> runs;
+    for (size_t i = 0; i < kThreads; ++i) runs.push_back(std::make_unique<PlanRun>(a));
+    products().clear();
+    std::vector<std::thread> threads;
+    for (const auto& run : runs) {
+      threads.emplace_back([&] {
+        for (size_t i = 0; i < kRuns; ++i) run->run(a, run.get());
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    ASSERT_EQ(products().size(), kThreads * kRuns);
+    for (const FakeCublas::Product& p : products()) {
+      const auto& scratch = reinterpret_cast<const PlanRun*>(p.stream)->scratch;
+      ASSERT_TRUE(p.workspace >= scratch.data() && p.workspace < scratch.data() + scratch.size());
+    }
+    EXPECT_EQ(fake_cublas()->num_created, 1);
+  });
+}
+
 TEST(LinearBlas, NothingWithoutRows) {
   in_child([] {
     LinearArguments a = arguments();
-    Run run(a);
+    PlanRun run(a);
     products().clear();
     a.rows = 0;
     run.run(a);
@@ -228,7 +254,7 @@ TEST(LinearBlas, FailuresSayWhat) {
     for (const auto& [result, code] : {std::pair{13, core::ErrorCode::device}, {3, core::ErrorCode::out_of_memory}}) {
       fake_cublas()->result = result;
       try {
-        const Run run(a);
+        const PlanRun run(a);
         ADD_FAILURE();
       } catch (const core::Error& error) {
         EXPECT_EQ(error.code(), code);

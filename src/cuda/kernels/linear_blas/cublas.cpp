@@ -116,7 +116,8 @@ void check_status(cublasStatus_t status, const char* what) {
   throw core::Error(code, message(what, ": ", cublas().functions.cublasGetStatusString(status)));
 }
 
-// A context's handle, of which one thread at a time sets the stream, the workspace and queues.
+// A context's handle, of which one thread at a time sets the stream, the workspace and queues. A child that is forked
+// meanwhile cannot use CUDA, and so does not come to wait for it.
 struct Handle {
   std::mutex mutex;
   cublasHandle_t handle = nullptr;
