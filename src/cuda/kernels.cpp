@@ -283,9 +283,9 @@ core::KernelTable cuda_kernels() {
                       kernel<kLinearGemv>(),
                       kernel<kLinearSm90>(),
                       kernel<kLinearSm80>(),
-                       kernel<kLinearOneStage>(),
-                       kernel<kLinearTwoStages>(),
-                       kernel<kLinearPadded>()};
+                      kernel<kLinearOneStage>(),
+                      kernel<kLinearTwoStages>(),
+                      kernel<kLinearPadded>()};
   });
 }
 
