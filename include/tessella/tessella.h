@@ -734,8 +734,9 @@ enum { TESSELLA_ACTIVATION_NONE = 0, TESSELLA_SWIGLU = 1 };
  *                  view
  *   out            (rows, out_features), the dtype of x, or f32   written
  *
- * Products are summed in fp32 (f64 in double) in an order of the kernel, the same in every run, and out is rounded
- * once. The call is made for few rows, as decoding has: w is read once for each 64 of them. */
+ * Products are summed in fp32 (f64 in double) in an order of the kernel, the same in every run but where a BLAS sums
+ * them, and out is rounded once. The call is made for few rows, as decoding has: w is read once for each 64 of them, in
+ * f32 on GPUs for each 8. */
 typedef struct tessella_linear_args {
   size_t struct_size;
   const tessella_tensor* x;
@@ -760,7 +761,8 @@ typedef struct tessella_linear_options {
   /* GPU. 1: no work that is queued before on the stream, and may still run, writes w, w_scale or bias. The kernel may
      then read them before that work has ended (programmatic dependent launch) */
   int32_t weights_ready;
-  /* 1: a row's bits do not depend on how many rows the call has */
+  /* 1: a row's bits do not depend on how many rows the call has, where rows of x start at multiples of 16 bytes or none
+     does */
   int32_t batch_invariant;
   int32_t num_sms;
   int32_t num_threads;
@@ -955,9 +957,8 @@ typedef struct tessella_tune_options {
 
 /* Measures on this machine which kernel is the fastest for such a layer, for 1 to 128 rows, and keeps the result in the
  * cache folder, where calls of tessella_linear look it up from then on (FlashDecoding++, arXiv 2311.01282, section 5).
- * What the library ships is used where nothing was measured. It takes some seconds and up to a gigabyte of the device's
- * memory; weights rotate, so that no cache holds them. progress: called after each number of rows, with one line of
- * times; NULL = not. */
+ * It takes some seconds, and of the device's memory half a gigabyte or twice the weights: they rotate, so that caches
+ * do not hold them. progress: called after each number of rows, with one line of times; NULL = not. */
 TESSELLA_API tessella_status tessella_tune(const tessella_tune_options* options, tessella_progress progress,
                                            void* user);
 

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "api/backends.hpp"
+#include "api/plan_cache.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
 #include "cpu/cpu_features.hpp"
@@ -21,27 +22,23 @@ core::Dataflow own_dataflow() { return core::Dataflow(folder().read(kFile).value
 
 std::string dataflow_key(const core::LinearShape& shape) {
   const bool is_cpu = shape.device.type == core::DeviceType::cpu;
-  return core::dataflow_key(shape, is_cpu
-                                       ? core::message(cpu::processor_name(), " with ", shape.num_threads, " threads")
-                                       : backend_of(shape.device).device_name(shape.device.id));
+  return core::dataflow_key(shape, is_cpu ? core::message(cpu::processor_name(), " with ",
+                                                          threads_of_key(shape.device, shape.num_threads), " threads")
+                                          : backend_of(shape.device).device_name(shape.device.id));
 }
 
 core::PreferredKernel preferred_kernel(const core::Shape& any) {
   if (core::operation(any) != core::Operation::linear) return {};
   const core::LinearShape& shape = core::linear(any);
-  if (shape.batch_invariant) return {};
-  const std::string key = dataflow_key(shape);
-  const char* where = "on this machine";
-  std::optional<core::DataflowChoice> choice = own_dataflow().find(key, shape.rows);
-  if (!choice) {
-    where = "on another of this kind";
-    choice = core::shipped_dataflow().find(key, shape.rows);
-  }
+  if (shape.batch_invariant || shape.num_sms > 0) return {};
+  const std::optional<core::DataflowChoice> choice = own_dataflow().find(dataflow_key(shape), shape.rows);
   if (!choice) return {};
-  return {choice->kernel, core::message("the fastest for ", choice->rows, " rows, measured ", where)};
+  return {choice->kernel, core::message("the fastest for ", choice->rows, " rows, measured on this machine")};
 }
 
 void keep_dataflow(const std::string& key, const std::vector<core::DataflowChoice>& choices) {
+  constexpr int64_t kClaim = int64_t{1} << 62;  // beyond those of kernels
+  const process::CacheFolder::Claim claim(folder(), kClaim);
   core::Dataflow dataflow = own_dataflow();
   dataflow.set(key, choices);
   if (folder().write(kFile, dataflow.text())) return;

@@ -1,5 +1,4 @@
-// The kernel of linear that measurements prefer: those of this machine, kept in the cache folder, else the shipped
-// ones.
+// The kernel of linear that measurements of this machine prefer, which are kept in the cache folder.
 #pragma once
 
 #include <string>
@@ -10,8 +9,8 @@
 
 namespace tessella::api {
 
-// None for other operations, for matrices that nobody measured, and with batch_invariant, where all numbers of rows
-// have one kernel.
+// None for other operations, for what was not measured, where a call may not have the whole GPU, and with
+// batch_invariant, where all numbers of rows have one kernel.
 core::PreferredKernel preferred_kernel(const core::Shape& shape);
 
 // The key of a shape on the device that it names.

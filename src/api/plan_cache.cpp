@@ -41,8 +41,8 @@ class PlanCache {
     if (entries_.size() > kCapacity) entries_.pop_back();
   }
   void clear() {
-    const std::lock_guard lock(mutex_);
-    entries_.clear();
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (lock) entries_.clear();
   }
 
  private:

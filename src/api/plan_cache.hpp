@@ -18,7 +18,7 @@ core::Plan make_plan(const core::Shape& shape, core::ForcedKernel forced, const 
 std::shared_ptr<const core::Plan> plan_of_key(const core::Shape& shape, core::ForcedKernel forced,
                                               const char* function);
 
-// Makes all plans anew.
+// Makes all plans anew, where no other thread is at the cache.
 void forget_plans();
 
 // 0 is resolved: inside a small oneTBB arena all threads are few.

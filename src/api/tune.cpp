@@ -31,7 +31,7 @@ using core::LinearArguments;
 using core::message;
 
 constexpr int64_t kRows[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128};
-constexpr int64_t kMostRows = 128;
+constexpr int64_t kLargestRows = 128;
 constexpr int64_t kRotatedBytes = int64_t{512} << 20;  // of weights that are read in turn: no cache holds them
 constexpr double kWindow = 0.01;                       // seconds that a measurement takes at least
 constexpr size_t kWindows = 3;                         // of which the middle one counts
@@ -129,7 +129,7 @@ LinearArguments arguments_of(const tessella_tune_options& options) {
     if (value < 1) reject(name, value, "at least 1");
   }
   if (options.num_threads < 0) reject("num_threads", options.num_threads, "at least 0");
-  a.rows = kMostRows;
+  a.rows = kLargestRows;
   a.in_features = options.in_features;
   a.out_features = options.out_features;
   a.activation = static_cast<core::Activation>(options.activation);
@@ -174,14 +174,14 @@ class Tuning {
   explicit Tuning(const tessella_tune_options& options)
       : a_(arguments_of(options)),
         w_bytes_(core::bytes_of(a_.w.dtype, a_.weight_rows() * a_.in_features)),
-        num_w_(std::clamp<int64_t>(kRotatedBytes / w_bytes_ + 1, 2, 64)),
-        x_(a_.device, core::bytes_of(a_.x.dtype, kMostRows * a_.in_features)),
+        num_w_(std::clamp<int64_t>(kRotatedBytes / w_bytes_ + 1, 2, 512)),
+        x_(a_.device, core::bytes_of(a_.x.dtype, kLargestRows * a_.in_features)),
         w_(a_.device, num_w_ * w_bytes_),
         scale_(a_.device, a_.weight_rows() * static_cast<int64_t>(sizeof(float))),
-        out_(a_.device, core::bytes_of(a_.out.dtype, kMostRows * a_.out_features)) {
+        out_(a_.device, core::bytes_of(a_.out.dtype, kLargestRows * a_.out_features)) {
     const bool is_quantized = core::is_quantized(a_.w.dtype);
     const double size = 1 / std::sqrt(static_cast<double>(a_.in_features));
-    x_.fill(a_.x.dtype, core::bytes_of(a_.x.dtype, kMostRows * a_.in_features), 1);
+    x_.fill(a_.x.dtype, core::bytes_of(a_.x.dtype, kLargestRows * a_.in_features), 1);
     w_.fill(a_.w.dtype, num_w_ * w_bytes_, is_quantized ? 40 : size);
     scale_.fill(DType::f32, a_.weight_rows() * static_cast<int64_t>(sizeof(float)), size / 40);
     a_.x.data = x_.data();

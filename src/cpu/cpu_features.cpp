@@ -81,13 +81,15 @@ const std::string& amx_bf16_unavailable() {
   return process::once([] { return probe(); });
 }
 
-std::string processor_name() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "CPU";
+const std::string& processor_name() {
+  return process::once([]() -> std::string {
+    std::ifstream file("/proc/cpuinfo");
+    for (std::string line; std::getline(file, line);) {
+      const size_t colon = line.find(": ");
+      if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+    }
+    return "CPU";
+  });
 }
 
 bool has_avx512_bf16() {

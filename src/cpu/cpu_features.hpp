@@ -11,7 +11,7 @@ namespace tessella::cpu {
 const std::string& amx_bf16_unavailable();
 
 // The processor in its own words, where Linux tells, else "CPU".
-std::string processor_name();
+const std::string& processor_name();
 
 // Of a CPU that has AVX-512 otherwise.
 bool has_avx512_bf16();

@@ -5,11 +5,13 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <random>
 #include <system_error>
+#include <thread>
 
 #include "core/environment.hpp"
 #include "core/message.hpp"
@@ -19,6 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using core::message;
+
+constexpr std::chrono::seconds kLongestWait{60};
 
 std::string error_string() { return std::generic_category().message(errno); }
 
@@ -87,6 +91,33 @@ bool CacheFolder::write(const std::string& name, std::string_view bytes) const {
   if (::close(file) == 0 && is_written && ::rename(temporary.c_str(), path.c_str()) == 0) return true;
   ::unlink(temporary.c_str());
   return false;
+}
+
+// One byte of one file stands for a number. The lock is of the open file, not of the process, so that threads of one
+// process exclude each other too, and it ends with the process.
+CacheFolder::Claim::Claim(const CacheFolder& folder, int64_t number) : number_(number) {
+  if (!folder.problem().empty()) return;
+  file_ = ::open((folder.path() + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  const auto give_up = std::chrono::steady_clock::now() + kLongestWait;
+  while (file_ >= 0 && !set_lock(F_WRLCK) && (errno == EAGAIN || errno == EACCES) &&
+         std::chrono::steady_clock::now() < give_up) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+CacheFolder::Claim::~Claim() {
+  if (file_ < 0) return;
+  set_lock(F_UNLCK);  // a forked process may hold the open file, so closing it here would not unlock it
+  ::close(file_);
+}
+
+bool CacheFolder::Claim::set_lock(short type) const {
+  struct flock lock {};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = number_;
+  lock.l_len = 1;
+  return ::fcntl(file_, F_OFD_SETLK, &lock) == 0;
 }
 
 }  // namespace tessella::process

@@ -2,6 +2,7 @@
 // processes may use it at once.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -27,6 +28,21 @@ class CacheFolder {
   std::optional<std::string> read(const std::string& name) const;
   // Others see the file before or after, never a part. Returns false, and leaves no file, if it could not be written.
   bool write(const std::string& name, std::string_view bytes) const;
+
+  // One thread of one process at a time has a number's claim. Waiting for it ends after a minute: then it is had by
+  // two.
+  class Claim {
+   public:
+    Claim(const CacheFolder& folder, int64_t number);
+    ~Claim();
+    Claim(const Claim&) = delete;
+    Claim& operator=(const Claim&) = delete;
+
+   private:
+    bool set_lock(short type) const;
+    int file_ = -1;
+    int64_t number_;
+  };
 
  private:
   std::string own_problem() const;  // without the variable that names the folder

@@ -436,6 +436,9 @@ void wait_for_kernel_before() {
   });
   wait_until([] { return g_rest_before == nullptr; });
 }
+void let_kernel_behind_start() {
+  if (g_rest_before != nullptr) throw std::logic_error("lets the next kernel start before the one before has ended");
+}
 void begin(Work kind, std::function<void()> piece, std::vector<uint32_t> chunks) {
   Groups& groups = g_cluster->running_->groups[static_cast<size_t>(kind)];
   for (const uint32_t chunk : chunks) {

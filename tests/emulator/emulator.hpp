@@ -99,6 +99,8 @@ void later(std::function<void()> action);
 // thread that waits for its end. Without one a wait for it returns at once.
 void set_kernel_before(std::function<void()> rest);
 void wait_for_kernel_before();
+// Throws std::logic_error where the kernel before has not ended: what comes next counts on its end.
+void let_kernel_behind_start();
 
 // Groups of a thread's asynchronous work, done in order: some time after it is begun, at the latest when its group is
 // waited for. chunks: addresses of what it reads of shared memory as the copy engine and the matrix unit see it.

@@ -209,12 +209,15 @@ void finish_as(const core::LinearArguments& a, const LinearSums& sums, float uni
   for (int64_t r = 0; r < num_rows; ++r) {
     const float* from = sums.data + r * sums.row_stride;
     auto* out = reinterpret_cast<Out*>(a.out.row(0, row + r, 0)) + column;
-    const auto* residual = reinterpret_cast<const Out*>(a.residual.row(0, row + r, 0)) + column;
+    const Out* residual = nullptr;
+    if (a.residual.dtype != core::DType::none) {
+      residual = reinterpret_cast<const Out*>(a.residual.row(0, row + r, 0)) + column;
+    }
     for (int i = 0; i < num_columns; i += kLanes<float>) {
       const int count = num_columns - i;
       Vec<float> result = value(from, 0, i);
       if (is_swiglu) result = hn::Mul(silu(result), value(from, 1, i));
-      if (a.residual.dtype != core::DType::none) result = hn::Add(result, load_lanes(residual + i, count));
+      if (residual != nullptr) result = hn::Add(result, load_lanes(residual + i, count));
       if (count >= kLanes<float>) {
         store_floats(result, out + i);
         continue;

@@ -1,13 +1,8 @@
 #include "cuda/compile/disk_cache.hpp"
 
 #include <dirent.h>
-#include <fcntl.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <chrono>
 #include <memory>
-#include <thread>
 
 #include "core/message.hpp"
 
@@ -16,7 +11,6 @@ namespace {
 
 using core::message;
 
-constexpr std::chrono::seconds kLongestWait{60};
 constexpr const char* kSuffix = ".cubin";
 
 std::optional<Cubin> read_file(const process::CacheFolder& folder, const std::string& name, const Hash128& key) {
@@ -59,32 +53,7 @@ bool DiskCache::write(const Cubin& cubin) const {
   return folder_.write(name_of(cubin.key, cubin.compiler), pack(cubin));
 }
 
-// One byte of one file stands for a key. The lock is of the open file, not of the process, so that threads and stores
-// of one process exclude each other too, and it ends with the process.
 DiskCache::Claim::Claim(const DiskCache& cache, const Hash128& key)
-    : byte_(static_cast<int64_t>(key.low & 0x3FFFFFFFFFFFFFFF)) {
-  if (!cache.folder().problem().empty()) return;
-  file_ = ::open((cache.folder().path() + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  const auto give_up = std::chrono::steady_clock::now() + kLongestWait;
-  while (file_ >= 0 && !set_lock(F_WRLCK) && (errno == EAGAIN || errno == EACCES) &&
-         std::chrono::steady_clock::now() < give_up) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-}
-
-DiskCache::Claim::~Claim() {
-  if (file_ < 0) return;
-  set_lock(F_UNLCK);  // a forked process may hold the open file, so closing it here would not unlock it
-  ::close(file_);
-}
-
-bool DiskCache::Claim::set_lock(short type) const {
-  struct flock lock {};
-  lock.l_type = type;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = byte_;
-  lock.l_len = 1;
-  return ::fcntl(file_, F_OFD_SETLK, &lock) == 0;
-}
+    : claim_(cache.folder(), static_cast<int64_t>(key.low & 0x3FFFFFFFFFFFFFFF)) {}
 
 }  // namespace tessella::cuda

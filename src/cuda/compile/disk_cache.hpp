@@ -23,19 +23,14 @@ class DiskCache {
   // Returns false, and leaves no file, if it could not be written.
   bool write(const Cubin& cubin) const;
 
-  // Held while a program is compiled, so that processes that start together compile it once. Waiting for it ends
-  // after a minute: then both compile, which is harmless.
+  // Held while a program is compiled, so that processes that start together compile it once. Two that both compile it
+  // do no harm.
   class Claim {
    public:
     Claim(const DiskCache& cache, const Hash128& key);
-    ~Claim();
-    Claim(const Claim&) = delete;
-    Claim& operator=(const Claim&) = delete;
 
    private:
-    bool set_lock(short type) const;
-    int file_ = -1;
-    int64_t byte_ = 0;
+    process::CacheFolder::Claim claim_;
   };
 
  private:

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/arguments.hpp"
+#include "core/message.hpp"
 #include "cuda/driver/driver_types.hpp"
 
 namespace tessella::cuda {
@@ -30,6 +31,13 @@ const DeviceInfo& device_info(int id);
 
 // Why no kernel of this library runs on such a GPU, in one sentence, or "".
 std::string device_problem(const DeviceInfo& device);
+
+// Why a kernel whose blocks take every multiprocessor does not run a call that asks for num_sms of them (0: all), or
+// "".
+inline std::string takes_all_sms(int32_t num_sms, const DeviceInfo& device) {
+  if (num_sms == 0 || num_sms >= device.num_sms) return "";
+  return core::message("leaves no multiprocessor free, and num_sms is ", num_sms, " of ", device.num_sms);
+}
 
 // The GPU whose memory a pointer is; nothing for host memory, pinned and registered memory included. Managed memory is
 // the GPU's it was made for. Never opens the driver: a process that has not used CUDA has no such pointer.

@@ -46,10 +46,7 @@ std::string lacks(const core::AttentionShape& p, int32_t shared_bytes, const Dev
     return core::message("needs ", shared_bytes, " bytes of shared memory, and the GPU has ",
                          device.shared_bytes_per_block);
   }
-  if (p.num_sms > 0 && p.num_sms < device.num_sms) {
-    return core::message("leaves no multiprocessor free, and num_sms is ", p.num_sms, " of ", device.num_sms);
-  }
-  return "";
+  return takes_all_sms(p.num_sms, device);
 }
 
 std::string lacks_hopper(const DeviceInfo& device) {

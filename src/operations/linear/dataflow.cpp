@@ -79,12 +79,7 @@ std::optional<DataflowChoice> Dataflow::find(const std::string& key, int64_t row
   const auto line = std::ranges::find(lines_, key, &Line::key);
   if (line == lines_.end()) return std::nullopt;
   const auto choice = std::ranges::find_if(line->choices, [&](const DataflowChoice& c) { return rows <= c.rows; });
-  return choice == line->choices.end() ? line->choices.back() : *choice;
-}
-
-const Dataflow& shipped_dataflow() {
-  static const Dataflow& shipped = *new Dataflow("");
-  return shipped;
+  return choice == line->choices.end() ? std::nullopt : std::optional(*choice);
 }
 
 }  // namespace tessella::core

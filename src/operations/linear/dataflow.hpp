@@ -15,7 +15,7 @@ namespace tessella::core {
 // A matrix of weights on a machine, in one line of text without the choice.
 std::string dataflow_key(const LinearShape& shape, std::string_view device_name);
 
-// Up to so many rows this kernel is the fastest; the last choice stands for more too.
+// Up to so many rows this kernel is the fastest.
 struct DataflowChoice {
   int64_t rows = 0;
   std::string kernel;
@@ -31,7 +31,7 @@ class Dataflow {
   std::string text() const;
   // Replaces what is there.
   void set(const std::string& key, std::vector<DataflowChoice> choices);
-  // Nothing where the matrix was not measured.
+  // Nothing where the matrix was not measured for so many rows.
   std::optional<DataflowChoice> find(const std::string& key, int64_t rows) const;
 
  private:
@@ -41,8 +41,5 @@ class Dataflow {
   };
   std::vector<Line> lines_;
 };
-
-// What the project has measured on machines of its own.
-const Dataflow& shipped_dataflow();
 
 }  // namespace tessella::core

@@ -40,6 +40,7 @@ Recipe linear_blas_recipe(const core::Shape& bounds, const DeviceInfo& device) {
     return {.ineligible = "does not know the order of cuBLAS's sums, and batch_invariant asks"};
   }
   Recipe recipe;
+  if (!is_plain_product(shape)) recipe.ineligible = takes_all_sms(shape.num_sms, device);
   if (shape.rows <= kFewRows) {
     recipe.leaves = message("leaves up to ", kFewRows, " rows of x to kernels made for few, unless named");
   }

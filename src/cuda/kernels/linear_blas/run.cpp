@@ -37,7 +37,7 @@ CublasProduct product_of(const LinearArguments& a, const core::LinearShape& boun
           .rows = a.rows,
           .w_rows = a.weight_rows(),
           .in_features = a.in_features,
-          .num_sms = a.num_sms,
+          .num_sms = std::min(a.num_sms, device_info(a.device.id).num_sms),
           .workspace = reinterpret_cast<void*>(aligned),
           .workspace_bytes = static_cast<size_t>(cublas_workspace_bytes(device_info(a.device.id)))};
 }

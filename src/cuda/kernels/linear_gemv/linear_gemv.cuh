@@ -133,10 +133,13 @@ __global__ void __launch_bounds__(portable::kLinearGemvWarps * 32, portable::blo
   Rows rows(p, first_column, first_row, lane);
 
   typename Rows::Weights weights[Rows::kAhead];
-  ptx::let_kernel_behind_start();
-  if (!p.in.weights_ready) ptx::wait_for_kernel_before();
+  const auto follow_kernel_before = [] {
+    ptx::wait_for_kernel_before();
+    ptx::let_kernel_behind_start();
+  };
+  if (!p.in.weights_ready) follow_kernel_before();
   rows.load(weights);
-  if (p.in.weights_ready) ptx::wait_for_kernel_before();
+  if (p.in.weights_ready) follow_kernel_before();
 
   float sums[Rows::kSums] = {};
 #pragma unroll 1

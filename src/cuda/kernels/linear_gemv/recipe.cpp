@@ -32,7 +32,7 @@ std::string leaves(const core::LinearShape& shape) {
 Recipe linear_gemv_recipe(const core::Shape& bounds, const DeviceInfo& device) {
   const core::LinearShape& shape = core::linear(bounds);
   const LinearGemvConfig config = linear_gemv_config(shape);
-  Recipe recipe{.leaves = leaves(shape)};
+  Recipe recipe{.ineligible = takes_all_sms(shape.num_sms, device), .leaves = leaves(shape)};
   recipe.steps.push_back(
       {.program = linear_gemv_program(config),
        .threads = portable::kLinearGemvWarps * 32,

@@ -212,11 +212,14 @@ __global__ void __launch_bounds__(portable::kLinearSm80Warps * 32, portable::blo
   Rows rows(p, w_block, first_row, warp, lane);
 
   typename Rows::Weights weights[Rows::kPieces];
-  ptx::let_kernel_behind_start();
-  if (!p.in.weights_ready) ptx::wait_for_kernel_before();
+  const auto follow_kernel_before = [] {
+    ptx::wait_for_kernel_before();
+    ptx::let_kernel_behind_start();
+  };
+  if (!p.in.weights_ready) follow_kernel_before();
 #pragma unroll
   for (int piece = 0; piece < Rows::kPieces; ++piece) rows.load(weights[piece], piece, 0);
-  if (p.in.weights_ready) ptx::wait_for_kernel_before();
+  if (p.in.weights_ready) follow_kernel_before();
 
   LinearSums<C> sums = {};
 #pragma unroll 1

@@ -23,7 +23,7 @@ std::optional<Launch> linear_sm80_launch(const LinearSm80Config& config, const c
 
 Recipe linear_sm80_recipe(const core::Shape& bounds, const DeviceInfo& device) {
   const LinearSm80Config config = linear_sm80_config(core::linear(bounds), device);
-  Recipe recipe;
+  Recipe recipe{.ineligible = takes_all_sms(core::linear(bounds).num_sms, device)};
   recipe.steps.push_back(
       {.program = linear_sm80_program(config),
        .threads = portable::kLinearSm80Warps * 32,

@@ -72,8 +72,8 @@ Way way_of(const LinearShape& p, const DeviceInfo& device, int64_t row_tiles) {
 }  // namespace
 
 LinearSm90Config linear_sm90_config(const LinearShape& p, const DeviceInfo& device, const LinearSm90Limits& limits) {
-  constexpr int64_t kMostRows = 64;
-  const int64_t rows = std::clamp(p.rows, int64_t{limits.fewest_rows}, kMostRows);
+  constexpr int64_t kTileRows = 64;
+  const int64_t rows = std::clamp(p.rows, int64_t{limits.fewest_rows}, kTileRows);
   LinearSm90Config c{.element = core::element(p.dtype()),
                      .swiglu = p.activation == core::Activation::swiglu,
                      .rows = static_cast<int32_t>(std::bit_ceil(static_cast<uint64_t>(rows)))};

@@ -27,9 +27,8 @@ std::string unreadable(const LinearShape& p) {
 
 std::string ineligible(const LinearShape& p, const LinearSm90Config& c, const DeviceInfo& device) {
   if (std::string reason = unreadable(p); !reason.empty()) return reason;
-  if (!c.streams && p.num_sms > 0 && p.num_sms < device.num_sms) {
-    return message("with batch_invariant leaves no multiprocessor free, and num_sms is ", p.num_sms, " of ",
-                   device.num_sms);
+  if (std::string reason = takes_all_sms(p.num_sms, device); !c.streams && !reason.empty()) {
+    return "with batch_invariant " + reason;
   }
   // Positions on the line of all steps fit 32 bits.
   constexpr int64_t kLongest = 1 << 30;

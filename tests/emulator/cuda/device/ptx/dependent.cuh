@@ -7,6 +7,6 @@
 namespace tessella::device::ptx {
 
 inline void wait_for_kernel_before() { emulator::wait_for_kernel_before(); }
-inline void let_kernel_behind_start() {}
+inline void let_kernel_behind_start() { emulator::let_kernel_behind_start(); }
 
 }  // namespace tessella::device::ptx
