@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "api/dataflow.hpp"
@@ -19,8 +21,8 @@ TEST(Dataflow, LinesAreReadAndWritten) {
   const std::string text = "a\t1 cuda.x\t64 cuda.y\nb, with words\t16 cuda.z\n";
   const core::Dataflow dataflow(text);
   EXPECT_EQ(dataflow.text(), text);
-  for (const auto& [rows, kernel] :
-       {std::pair{0, "cuda.x"}, {1, "cuda.x"}, {2, "cuda.y"}, {64, "cuda.y"}, {65, "cuda.y"}}) {
+  EXPECT_FALSE(dataflow.find("a", 65));
+  for (const auto& [rows, kernel] : {std::pair{0, "cuda.x"}, {1, "cuda.x"}, {2, "cuda.y"}, {64, "cuda.y"}}) {
     EXPECT_EQ(dataflow.find("a", rows)->kernel, kernel) << rows;
   }
   EXPECT_EQ(dataflow.find("b, with words", 3)->rows, 16);
@@ -49,8 +51,7 @@ class Tune : public testing::Test {
     api::forget_plans();
   }
   void TearDown() override {
-    ::unlink((folder_ + "/linear_dataflow.txt").c_str());
-    ::rmdir(folder_.c_str());
+    std::filesystem::remove_all(folder_);
     ::unsetenv("TESSELLA_CACHE_DIR");
     api::forget_plans();
   }
@@ -87,6 +88,30 @@ TEST_F(Tune, WhatWasMeasuredIsChosen) {
   other = shape;
   other.batch_invariant = true;
   EXPECT_EQ(explain(other).find("measured"), std::string::npos);
+}
+
+// Before the kernel that the table has first; for all threads too, which a plan may leave to the library.
+TEST_F(Tune, AMeasurementGoesBeforeTheTable) {
+  for (const int32_t num_threads : {1, 0}) {
+    core::LinearShape shape = shape_of(core::DType::f32, 4, 64, 64);
+    shape.num_threads = num_threads;
+    api::keep_dataflow(api::dataflow_key(shape), {{8, "cpu.linear_baseline"}});
+    EXPECT_NE(explain(shape).find("kernel: cpu.linear_baseline"), std::string::npos) << explain(shape);
+    shape.rows = 9;  // more than were measured
+    EXPECT_EQ(explain(shape).find("measured"), std::string::npos);
+  }
+}
+
+TEST_F(Tune, MeasurementsOfSeveralThreadsAreKept) {
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([i] { api::keep_dataflow("key " + std::to_string(i), {{1, "a.kernel"}}); });
+  }
+  threads.clear();
+  std::ifstream file(folder_ + "/linear_dataflow.txt");
+  int lines = 0;
+  for (std::string line; std::getline(file, line);) ++lines;
+  EXPECT_EQ(lines, 8);
 }
 
 TEST_F(Tune, FoldersThatCannotBeWritten) {
