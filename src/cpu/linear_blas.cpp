@@ -5,6 +5,7 @@
 #include "cpu/linear_blas.hpp"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -12,9 +13,11 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "core/cancel.hpp"
 #include "core/environment.hpp"
+#include "core/error.hpp"
 #include "core/message.hpp"
 #include "core/plan.hpp"
 #include "cpu/memory.hpp"
@@ -27,7 +30,7 @@
 namespace tessella::cpu {
 namespace {
 
-constexpr int64_t kFewestRows = 128;
+constexpr int64_t kFewRows = 112;  // that others take: a plan of the cache is for no more where a call has no more
 constexpr int64_t kSumsBytes = int64_t{64} << 20;
 constexpr int64_t kRowsOfTask = 8;
 constexpr const char* kVariable = "TESSELLA_BLAS";
@@ -42,6 +45,7 @@ struct Blas {
   Sgemm sgemm = nullptr;
   std::string path;
   std::string problem;  // where there is none
+  pid_t opened_by = ::getpid();
 };
 
 // Never closed: it keeps threads of its own until the process ends.
@@ -77,7 +81,11 @@ const Blas& found() {
   return process::once([] { return search(); });
 }
 
-std::string missing() { return found().problem; }
+// A BLAS may wait in a child for threads that stayed in its parent.
+constexpr const char* kForked = "runs in no child of the process that opened the BLAS";
+bool is_forked() { return found().opened_by != ::getpid(); }
+
+std::string missing() { return found().problem.empty() && is_forked() ? kForked : found().problem; }
 
 InstructionSet best_set() {
   for (const auto set : {InstructionSet::avx512, InstructionSet::avx2, InstructionSet::sse4}) {
@@ -94,13 +102,14 @@ int64_t band_rows(const core::LinearShape& shape) {
 
 core::Offer offer(const core::Shape& any, int num_threads) {
   const core::LinearShape& shape = core::linear(any);
-  if (shape.rows < kFewestRows) {
-    return {.ineligible = core::message("takes at least ", kFewestRows, " rows of x, and there are ", shape.rows)};
+  if (shape.rows <= kFewRows) {
+    return {.ineligible = core::message("takes more than ", kFewRows, " rows of x, and there are ", shape.rows)};
   }
   if (shape.batch_invariant)
     return {.ineligible = "does not know the order of a BLAS's sums, and batch_invariant asks"};
-  if (num_threads < max_threads()) {
-    return {.ineligible = core::message("has a BLAS's own threads, and the call is for ", num_threads)};
+  if (num_threads < static_cast<int>(std::thread::hardware_concurrency())) {
+    return {.ineligible =
+                core::message("has a BLAS's own threads, one a processor, and the call is for ", num_threads)};
   }
   return {.workspace = {.scratch_bytes = band_rows(shape) * shape.weight_rows() * int64_t{sizeof(float)}}};
 }
@@ -135,6 +144,7 @@ void multiply(const core::LinearArguments& a, int64_t row, int64_t num_rows, flo
 
 void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void*) {
   const core::LinearArguments& a = core::linear(arguments);
+  if (is_forked()) core::unsupported(core::message("linear: the plan's kernel is cpu.linear_blas, which ", kForked));
   const auto finish = linear_kernel<float>(best_set()).finish;
   auto* sums = static_cast<float*>(workspace.scratch);
   const int64_t w_rows = a.weight_rows();
