@@ -950,10 +950,11 @@ typedef struct tessella_tune_options {
   tessella_activation activation;
   int64_t in_features;
   int64_t out_features;
-  int32_t num_threads; /* CPU; 0 = all that the process may use */
+  int32_t num_threads;   /* CPU; 0 = all that the process may use */
+  const int32_t* cancel; /* as of tessella_attention_options: nothing is kept then */
 } tessella_tune_options;
 #define TESSELLA_TUNE_OPTIONS_INIT \
-  { sizeof(tessella_tune_options), 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tessella_tune_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Measures on this machine which kernel is the fastest for such a layer, for 1 to 128 rows, and keeps the result in the
  * cache folder, where calls of tessella_linear look it up from then on (FlashDecoding++, arXiv 2311.01282, section 5).

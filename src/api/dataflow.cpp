@@ -36,13 +36,20 @@ core::PreferredKernel preferred_kernel(const core::Shape& any) {
   return {choice->kernel, core::message("the fastest for ", choice->rows, " rows, measured on this machine")};
 }
 
+void expect_writable_dataflow() {
+  if (const std::string problem = folder().problem(); !problem.empty()) {
+    throw core::Error(core::ErrorCode::io, "tune: " + problem);
+  }
+}
+
 void keep_dataflow(const std::string& key, const std::vector<core::DataflowChoice>& choices) {
   constexpr int64_t kClaim = int64_t{1} << 62;  // beyond those of kernels
   const process::CacheFolder::Claim claim(folder(), kClaim);
   core::Dataflow dataflow = own_dataflow();
   dataflow.set(key, choices);
   if (folder().write(kFile, dataflow.text())) return;
-  throw core::Error(core::ErrorCode::io, core::message("tune: ", folder().problem()));
+  expect_writable_dataflow();
+  throw core::Error(core::ErrorCode::io, core::message("tune: cannot write ", folder().path(), "/", kFile));
 }
 
 }  // namespace tessella::api

@@ -16,6 +16,9 @@ core::PreferredKernel preferred_kernel(const core::Shape& shape);
 // The key of a shape on the device that it names.
 std::string dataflow_key(const core::LinearShape& shape);
 
+// Throws Error(io) where nothing can be kept.
+void expect_writable_dataflow();
+
 // Remembers what was measured on this machine. Throws Error(io) where it cannot be kept.
 void keep_dataflow(const std::string& key, const std::vector<core::DataflowChoice>& choices);
 

@@ -15,6 +15,7 @@
 #include "api/backends.hpp"
 #include "api/dataflow.hpp"
 #include "api/plan_cache.hpp"
+#include "core/cancel.hpp"
 #include "core/choose.hpp"
 #include "core/error.hpp"
 #include "core/message.hpp"
@@ -102,6 +103,11 @@ LinearArguments arguments_of(const tessella_tune_options& options) {
   const auto reject = [](const char* member, int64_t got, const char* expected) {
     core::invalid(message("tune: ", member, " is ", got, ", expected ", expected));
   };
+  // A number that is no dtype stays one.
+  const auto dtype_of = [](int32_t given) {
+    const bool is_one = given >= TESSELLA_F64 && given <= static_cast<int32_t>(core::kLastDType);
+    return is_one ? std::string(core::name(static_cast<DType>(given))) : std::to_string(given);
+  };
   LinearArguments a;
   if (options.device_type != TESSELLA_DEVICE_DEFAULT && options.device_type != TESSELLA_CPU &&
       options.device_type != TESSELLA_CUDA) {
@@ -115,11 +121,12 @@ LinearArguments arguments_of(const tessella_tune_options& options) {
   }
   const auto dtype = static_cast<DType>(options.dtype == TESSELLA_DTYPE_DEFAULT ? TESSELLA_BF16 : options.dtype);
   if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16) {
-    reject("dtype", options.dtype, "TESSELLA_F32, TESSELLA_BF16 or TESSELLA_F16");
+    core::invalid(message("tune: dtype is ", dtype_of(options.dtype), ", expected f32, bf16 or f16"));
   }
   const auto w_dtype = options.w_dtype == TESSELLA_DTYPE_DEFAULT ? dtype : static_cast<DType>(options.w_dtype);
   if (w_dtype != dtype && w_dtype != DType::i8 && w_dtype != DType::f8e4m3fn) {
-    reject("w_dtype", options.w_dtype, "that of x, TESSELLA_I8 or TESSELLA_F8E4M3FN");
+    core::invalid(message("tune: w_dtype is ", dtype_of(options.w_dtype), ", expected ", core::name(dtype),
+                          " = dtype, i8 or f8e4m3fn"));
   }
   if (options.activation != TESSELLA_ACTIVATION_NONE && options.activation != TESSELLA_SWIGLU) {
     reject("activation", options.activation, "TESSELLA_ACTIVATION_NONE or TESSELLA_SWIGLU");
@@ -135,6 +142,7 @@ LinearArguments arguments_of(const tessella_tune_options& options) {
   a.activation = static_cast<core::Activation>(options.activation);
   a.num_threads = threads_of_key(a.device, options.num_threads);
   a.weights_ready = true;
+  a.cancel = options.cancel;
   core::Linear::validate_sizes(a, "tune");
   if (static_cast<double>(a.weight_rows()) * static_cast<double>(a.in_features) > 0x1p36) {
     core::unsupported(
@@ -161,6 +169,7 @@ class Candidate {
     std::ranges::sort(seconds_);
     return seconds_[seconds_.size() / 2];
   }
+  double least_seconds() const { return *std::ranges::min_element(seconds_); }
 
  private:
   const core::Kernel* kernel_;
@@ -191,6 +200,7 @@ class Tuning {
   }
 
   void run(const core::Progress& progress) {
+    expect_writable_dataflow();
     std::vector<core::DataflowChoice> choices;
     int done = 0;
     for (const int64_t rows : kRows) {
@@ -200,8 +210,8 @@ class Tuning {
       if (candidates.empty()) core::unsupported(message("tune: no kernel computes such a layer, for rows = ", rows));
       for (size_t window = 0; window < kWindows; ++window) {
         for (const auto& candidate : candidates) candidate->add(seconds_of(*candidate));
-        leave_behind(candidates);
       }
+      leave_behind(candidates);
       std::ranges::sort(candidates, {}, [](const auto& candidate) { return candidate->seconds(); });
       std::string times = message(rows, rows == 1 ? " row" : " rows");
       for (const auto& candidate : candidates) {
@@ -231,15 +241,13 @@ class Tuning {
     return candidates;
   }
 
-  // Kernels that are far behind are not measured again, nor for more rows.
+  // Kernels that are far behind, at their best, are not measured for more rows.
   void leave_behind(std::vector<std::unique_ptr<Candidate>>& candidates) {
-    double least = candidates.front()->seconds();
-    for (const auto& candidate : candidates) least = std::min(least, candidate->seconds());
-    std::erase_if(candidates, [&](const auto& candidate) {
-      if (candidate->seconds() < kFarBehind * least) return false;
-      left_behind_.insert(&candidate->kernel());
-      return true;
-    });
+    double least = candidates.front()->least_seconds();
+    for (const auto& candidate : candidates) least = std::min(least, candidate->least_seconds());
+    for (const auto& candidate : candidates) {
+      if (candidate->least_seconds() >= kFarBehind * least) left_behind_.insert(&candidate->kernel());
+    }
   }
 
   // The kernel of fewer rows stays where it is as fast.
@@ -265,6 +273,7 @@ class Tuning {
   }
 
   double timed(const Candidate& candidate, int64_t count) {
+    if (core::is_cancelled(a_.cancel)) throw core::Cancelled();
     const auto start = std::chrono::steady_clock::now();
     for (int64_t i = 0; i < count; ++i) {
       a_.w.data = w_.data() + next_++ % num_w_ * w_bytes_;
@@ -285,7 +294,12 @@ class Tuning {
 
 void tune(const tessella_tune_options* options, const core::Progress& progress) {
   const tessella_tune_options defaults = TESSELLA_TUNE_OPTIONS_INIT;
-  Tuning(core::grow(options, defaults, "tune", "options")).run(progress);
+  const tessella_tune_options given = core::grow(options, defaults, "tune", "options");
+  try {
+    Tuning(given).run(progress);
+  } catch (const core::Cancelled&) {
+    throw core::Error(core::ErrorCode::cancelled, "tune: it was cancelled; nothing of this layer is kept");
+  }
 }
 
 }  // namespace tessella::api

@@ -59,7 +59,7 @@ std::string CacheFolder::reading_problem() const {
 
 std::string CacheFolder::problem() const {
   const std::string problem = own_problem();
-  const bool is_chosen = !problem.empty() && path_ == core::environment_path("TESSELLA_CACHE_DIR");
+  const bool is_chosen = !problem.empty() && !path_.empty() && path_ == core::environment_path("TESSELLA_CACHE_DIR");
   return is_chosen ? message(problem, " (TESSELLA_CACHE_DIR)") : problem;
 }
 
@@ -76,7 +76,12 @@ std::string CacheFolder::own_problem() const {
 
 std::optional<std::string> CacheFolder::read(const std::string& name) const {
   if (!reading_problem().empty()) return std::nullopt;
-  std::ifstream file(path_ + "/" + name, std::ios::binary);
+  const std::string path = path_ + "/" + name;
+  constexpr off_t kMostBytes = off_t{256} << 20;
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_size > kMostBytes)
+    return std::nullopt;
+  std::ifstream file(path, std::ios::binary);
   if (!file) return std::nullopt;
   return std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
 }

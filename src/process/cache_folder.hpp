@@ -24,7 +24,7 @@ class CacheFolder {
   // Why nothing in it is read, or "".
   std::string reading_problem() const;
 
-  // The whole file of this name; nothing where there is none, or nothing is read.
+  // The whole file of this name; nothing where there is none, it is no plain file, or nothing is read.
   std::optional<std::string> read(const std::string& name) const;
   // Others see the file before or after, never a part. Returns false, and leaves no file, if it could not be written.
   bool write(const std::string& name, std::string_view bytes) const;

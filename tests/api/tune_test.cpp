@@ -1,5 +1,6 @@
 // The dataflow of linear: what is measured, kept, and looked up when a kernel is chosen.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -11,6 +12,7 @@
 
 #include "api/dataflow.hpp"
 #include "api/plan_cache.hpp"
+#include "core/error.hpp"
 #include "operations/linear/dataflow.hpp"
 #include "tessella/tessella.h"
 
@@ -145,6 +147,28 @@ TEST_F(Tune, Measures) {
   EXPECT_NE(explain(shape_of(core::DType::f32, 3, 70, 40)).find("measured on this machine"), std::string::npos);
 }
 
+TEST_F(Tune, Cancelled) {
+  const int32_t cancel = 1;
+  tessella_tune_options options = TESSELLA_TUNE_OPTIONS_INIT;
+  options.dtype = TESSELLA_F32;
+  options.in_features = options.out_features = 64;
+  options.cancel = &cancel;
+  EXPECT_EQ(tessella_tune(&options, nullptr, nullptr), TESSELLA_CANCELLED);
+  EXPECT_STREQ(tessella_last_error(), "tune: it was cancelled; nothing of this layer is kept");
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/linear_dataflow.txt"));
+}
+
+// A folder or a pipe of the file's name: it is not read, and tune says that it cannot write there.
+TEST_F(Tune, WhatIsNoPlainFile) {
+  std::filesystem::create_directories(folder_ + "/linear_dataflow.txt/folder");
+  std::filesystem::permissions(folder_, std::filesystem::perms::owner_all);
+  EXPECT_EQ(explain(shape_of(core::DType::f32, 4, 64, 64)).find("measured"), std::string::npos);
+  EXPECT_THROW(api::keep_dataflow("a", {{1, "b"}}), core::Error);
+  std::filesystem::remove_all(folder_ + "/linear_dataflow.txt");
+  ASSERT_EQ(::mkfifo((folder_ + "/linear_dataflow.txt").c_str(), 0600), 0);
+  EXPECT_EQ(explain(shape_of(core::DType::f32, 4, 64, 64)).find("measured"), std::string::npos);
+}
+
 TEST_F(Tune, Errors) {
   const auto expect = [](const auto& change, tessella_status status, const std::string& message) {
     tessella_tune_options options = TESSELLA_TUNE_OPTIONS_INIT;
@@ -157,9 +181,9 @@ TEST_F(Tune, Errors) {
   expect([](Options& o) { o.device_type = 9; }, TESSELLA_INVALID_ARGUMENT,
          "device_type is 9, expected TESSELLA_CPU, TESSELLA_CUDA or the default");
   expect([](Options& o) { o.dtype = TESSELLA_F64; }, TESSELLA_INVALID_ARGUMENT,
-         "dtype is 1, expected TESSELLA_F32, TESSELLA_BF16 or TESSELLA_F16");
+         "dtype is f64, expected f32, bf16 or f16");
   expect([](Options& o) { o.w_dtype = TESSELLA_F32; }, TESSELLA_INVALID_ARGUMENT,
-         "w_dtype is 2, expected that of x, TESSELLA_I8 or TESSELLA_F8E4M3FN");
+         "w_dtype is f32, expected bf16 = dtype, i8 or f8e4m3fn");
   expect([](Options& o) { o.activation = 5; }, TESSELLA_INVALID_ARGUMENT,
          "activation is 5, expected TESSELLA_ACTIVATION_NONE or TESSELLA_SWIGLU");
   expect([](Options& o) { o.in_features = 0; }, TESSELLA_INVALID_ARGUMENT, "in_features is 0, expected at least 1");

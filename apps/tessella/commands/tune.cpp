@@ -32,6 +32,7 @@ struct Settings {
 
 void show(int32_t, int32_t, const char* line, void* shape) {
   put("{} {}\n", *static_cast<const std::string*>(shape), line);
+  std::fflush(stdout);  // it takes seconds until the next
 }
 
 int run(const Settings& settings) {

@@ -289,6 +289,7 @@ class TuneOptions(c.Structure):
         ("in_features", c.c_int64),
         ("out_features", c.c_int64),
         ("num_threads", c.c_int32),
+        ("cancel", c.POINTER(c.c_int32)),
     ]
 
 

@@ -76,11 +76,21 @@ def build_kernels(archs: str = "", kernel: str = "", progress: Callable[[int, in
         progress: called after each kernel with the number done, the number in all, and one line about it.
     """
     names = (string("kernels_build: archs", archs).encode(), string("kernels_build: kernel", kernel).encode())
-    with_progress(progress, lambda report: library.tessella_kernels_build(*names, report, None))
+
+    def call(report: Any) -> tuple[int, str | None]:
+        return library.tessella_kernels_build(*names, report, None), None
+
+    with_progress("kernels_build", progress, call)
 
 
-def with_progress(progress: Callable[[int, int, str], None] | None, call: Callable[[Any], int]) -> None:
-    """Calls C, which reports to `progress`; raises what that raises, or what the call's status says."""
+def with_progress(
+    function: str,
+    progress: Callable[[int, int, str], None] | None,
+    call: Callable[[Any], tuple[int, str | None]],
+) -> None:
+    """Calls C, which reports to `progress`; raises what that raises, or what the call's status and message say."""
+    if progress is not None and not callable(progress):
+        raise TypeError(f"{function}: progress is {progress!r}, expected a function")
     raised: list[BaseException] = []
 
     def report(num_done: int, num_total: int, line: bytes, _: int | None) -> None:
@@ -90,7 +100,8 @@ def with_progress(progress: Callable[[int, int, str], None] | None, call: Callab
         except BaseException as error:  # C has no way out of its loop: it is raised when that is done
             raised.append(error)
 
-    status = call(d.Progress(report))
+    status, said = call(d.Progress(report))
     if raised:
         raise raised[0]
-    require(status)
+    if status != d.OK:
+        raise failure(status, message=said)

@@ -8,6 +8,7 @@ from typing import Any
 
 from . import _declarations as d
 from ._arrays import dtype_of
+from ._cancel import interruptible
 from ._errors import Error, InvalidArgument, name_function
 from ._kernels import with_progress
 from ._library import library
@@ -57,8 +58,24 @@ def tune(
     except (Error, TypeError) as error:
         name_function(error, "tune")
         raise
+    cancel = c.c_int32()
+    options.cancel = c.pointer(cancel)
+
+    def measured(num_done: int, num_total: int, line: str) -> None:
+        try:
+            if progress is not None:
+                progress(num_done, num_total, line)
+        except BaseException:
+            cancel.value = 1
+            raise
+
+    def call(report: Any) -> tuple[int, str | None]:
+        return interruptible(lambda: int(library.tessella_tune(options, report, None)), options)
+
+    if progress is not None and not callable(progress):
+        raise TypeError(f"tune: progress is {progress!r}, expected a function")
     for options.out_features, options.in_features in matrices:
-        with_progress(progress, lambda report: library.tessella_tune(options, report, None))
+        with_progress("tune", measured, call)
 
 
 def _matrix(shape: Any, halves: int) -> tuple[int, int]:

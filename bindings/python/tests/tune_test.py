@@ -1,5 +1,8 @@
 """tessella.tune: what is measured is looked up by calls that come later, in this process and in others."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 import tessella
@@ -28,12 +31,24 @@ def test_swiglu_counts_both_halves(cache_folder):
     assert "x f32, w i8 (64, 32), swiglu\t" in (cache_folder / "linear_dataflow.txt").read_text()
 
 
-def test_what_progress_raises_is_raised():
+def test_what_progress_raises_is_raised(cache_folder):
     def stop(*_):
         raise KeyError("enough")
 
     with pytest.raises(KeyError, match="enough"):
         tessella.tune([(8, 8)], dtype="float32", num_threads=1, progress=stop)
+    assert not list(cache_folder.glob("linear_dataflow.txt"))
+    with pytest.raises(TypeError, match="tune: progress is 5, expected a function"):
+        tessella.tune([(8, 8)], progress=5)
+
+
+def test_ctrl_c_ends_it(cache_folder):
+    def interrupt(*_):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        tessella.tune([(64, 64)] * 50, dtype="float32", num_threads=1, progress=interrupt)
+    assert not list(cache_folder.glob("linear_dataflow.txt")), "the first one was not over"
 
 
 @pytest.mark.parametrize(
@@ -41,7 +56,7 @@ def test_what_progress_raises_is_raised():
     [
         ({"device": "gpu"}, "tune: device is 'gpu', expected 'cpu', 'cuda' or 'cuda:1'"),
         ({"device": "cuda:x"}, "tune: device is 'cuda:x', expected 'cpu', 'cuda' or 'cuda:1'"),
-        ({"dtype": "float64"}, "tune: dtype is 1, expected TESSELLA_F32, TESSELLA_BF16 or TESSELLA_F16"),
+        ({"dtype": "float64"}, "tune: dtype is f64, expected f32, bf16 or f16"),
         ({"activation": "gelu"}, "tune: activation is 'gelu', expected one of none, swiglu"),
         ({"activation": "swiglu", "shapes": [(7, 8)]}, "an even number of rows with activation swiglu"),
         ({"shapes": [(8,)]}, r"tune: shapes has \(8,\), expected \(rows, columns\) of a w"),
