@@ -94,7 +94,7 @@ MUTATIONS = [
     Mutation(
         "w_before_its_kernel_of_sm80",
         "linear_sm80.cuh",
-        "if (!p.in.weights_ready) ptx::wait_for_kernel_before();",
+        "if (!p.in.weights_ready) follow_kernel_before();",
         "",
         "*RandomCases/linear_sm80",
         LINEAR_SM80,
@@ -102,7 +102,7 @@ MUTATIONS = [
     Mutation(
         "x_before_its_kernel_of_sm80",
         "linear_sm80.cuh",
-        "if (p.in.weights_ready) ptx::wait_for_kernel_before();",
+        "if (p.in.weights_ready) follow_kernel_before();",
         "",
         "*RandomCases/linear_sm80",
         LINEAR_SM80,
@@ -110,7 +110,7 @@ MUTATIONS = [
     Mutation(
         "w_before_its_kernel_of_gemv",
         "linear_gemv.cuh",
-        "if (!p.in.weights_ready) ptx::wait_for_kernel_before();",
+        "if (!p.in.weights_ready) follow_kernel_before();",
         "",
         "*RandomCases/linear_gemv",
         LINEAR_SM80,
@@ -118,8 +118,24 @@ MUTATIONS = [
     Mutation(
         "x_before_its_kernel_of_gemv",
         "linear_gemv.cuh",
-        "if (p.in.weights_ready) ptx::wait_for_kernel_before();",
+        "if (p.in.weights_ready) follow_kernel_before();",
         "",
+        "*RandomCases/linear_gemv",
+        LINEAR_SM80,
+    ),
+    Mutation(
+        "next_kernel_too_early_of_sm80",
+        "linear_sm80.cuh",
+        "ptx::wait_for_kernel_before(); ptx::let_kernel_behind_start();",
+        "ptx::let_kernel_behind_start(); ptx::wait_for_kernel_before();",
+        "*RandomCases/linear_sm80",
+        LINEAR_SM80,
+    ),
+    Mutation(
+        "next_kernel_too_early_of_gemv",
+        "linear_gemv.cuh",
+        "ptx::wait_for_kernel_before(); ptx::let_kernel_behind_start();",
+        "ptx::let_kernel_behind_start(); ptx::wait_for_kernel_before();",
         "*RandomCases/linear_gemv",
         LINEAR_SM80,
     ),
