@@ -47,7 +47,7 @@ void keep_dataflow(const std::string& key, const std::vector<core::DataflowChoic
   const process::CacheFolder::Claim claim(folder(), kClaim);
   core::Dataflow dataflow = own_dataflow();
   dataflow.set(key, choices);
-  if (folder().write(kFile, dataflow.text())) return;
+  if (folder().write(kFile, dataflow.string())) return;
   expect_writable_dataflow();
   throw core::Error(core::ErrorCode::io, core::message("tune: cannot write ", folder().path(), "/", kFile));
 }

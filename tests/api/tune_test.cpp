@@ -22,7 +22,7 @@ namespace {
 TEST(Dataflow, LinesAreReadAndWritten) {
   const std::string text = "a\t1 cuda.x\t64 cuda.y\nb, with words\t16 cuda.z\n";
   const core::Dataflow dataflow(text);
-  EXPECT_EQ(dataflow.text(), text);
+  EXPECT_EQ(dataflow.string(), text);
   EXPECT_FALSE(dataflow.find("a", 65));
   for (const auto& [rows, kernel] : {std::pair{0, "cuda.x"}, {1, "cuda.x"}, {2, "cuda.y"}, {64, "cuda.y"}}) {
     EXPECT_EQ(dataflow.find("a", rows)->kernel, kernel) << rows;
@@ -34,13 +34,13 @@ TEST(Dataflow, LinesAreReadAndWritten) {
 TEST(Dataflow, ALineIsReplaced) {
   core::Dataflow dataflow("a\t1 cuda.x\nb\t2 cuda.y\n");
   dataflow.set("a", {{8, "cuda.z"}});
-  EXPECT_EQ(dataflow.text(), "a\t8 cuda.z\nb\t2 cuda.y\n");
+  EXPECT_EQ(dataflow.string(), "a\t8 cuda.z\nb\t2 cuda.y\n");
 }
 
 TEST(Dataflow, DamagedLinesAreLeftOut) {
   for (const char* line : {"a", "a\t", "a\tx cuda.x", "a\t1", "a\t1 ", "a\t0 cuda.x", "a\t-1 cuda.x",
                            "a\t2 cuda.x\t1 cuda.y", "a\t99999999999999999999 cuda.x", "\t1 cuda.x"}) {
-    EXPECT_EQ(core::Dataflow(std::string(line) + "\nb\t1 cuda.x\n").text(), "b\t1 cuda.x\n") << line;
+    EXPECT_EQ(core::Dataflow(std::string(line) + "\nb\t1 cuda.x\n").string(), "b\t1 cuda.x\n") << line;
   }
 }
 

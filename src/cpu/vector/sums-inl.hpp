@@ -1,4 +1,4 @@
-// Sums of the lanes of many vectors at once. A vector's lanes are summed in the same order wherever it stands.
+// Sums of the lanes of many vectors at once. A vector's lanes are summed in the same order at any index.
 #pragma once
 
 #include "cpu/vector/exp2-inl.hpp"

@@ -11,19 +11,19 @@ namespace {
 
 // Calls fn with each piece between separators.
 template <typename Fn>
-void for_each_piece(std::string_view text, char separator, Fn&& fn) {
-  while (!text.empty()) {
-    const size_t end = std::min(text.find(separator), text.size());
-    fn(text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
+void for_each_piece(std::string_view string, char separator, Fn&& fn) {
+  while (!string.empty()) {
+    const size_t end = std::min(string.find(separator), string.size());
+    fn(string.substr(0, end));
+    string.remove_prefix(std::min(end + 1, string.size()));
   }
 }
 
 // "64 cuda.linear_sm90".
-std::optional<DataflowChoice> choice_of(std::string_view text) {
+std::optional<DataflowChoice> choice_of(std::string_view string) {
   DataflowChoice choice;
-  const char* const end = text.data() + text.size();
-  const auto [after, error] = std::from_chars(text.data(), end, choice.rows);
+  const char* const end = string.data() + string.size();
+  const auto [after, error] = std::from_chars(string.data(), end, choice.rows);
   if (error != std::errc() || choice.rows < 1 || after == end || *after != ' ' || after + 1 == end) return std::nullopt;
   choice.kernel.assign(after + 1, end);
   return choice;
@@ -36,8 +36,8 @@ std::string dataflow_key(const LinearShape& shape, std::string_view device_name)
                  shape.weight_rows(), ", ", shape.in_features, "), ", name(shape.activation));
 }
 
-Dataflow::Dataflow(std::string_view text) {
-  for_each_piece(text, '\n', [&](std::string_view line) {
+Dataflow::Dataflow(std::string_view lines) {
+  for_each_piece(lines, '\n', [&](std::string_view line) {
     Line read;
     bool is_whole = true;
     int64_t rows = 0;
@@ -56,14 +56,14 @@ Dataflow::Dataflow(std::string_view text) {
   });
 }
 
-std::string Dataflow::text() const {
-  std::string text;
+std::string Dataflow::string() const {
+  std::string string;
   for (const Line& line : lines_) {
-    text += line.key;
-    for (const DataflowChoice& choice : line.choices) text += message('\t', choice.rows, ' ', choice.kernel);
-    text += '\n';
+    string += line.key;
+    for (const DataflowChoice& choice : line.choices) string += message('\t', choice.rows, ' ', choice.kernel);
+    string += '\n';
   }
-  return text;
+  return string;
 }
 
 void Dataflow::set(const std::string& key, std::vector<DataflowChoice> choices) {

@@ -12,7 +12,7 @@
 
 namespace tessella::core {
 
-// A matrix of weights on a machine, in one line of text without the choice.
+// A matrix of weights on a machine, as a line says it before its choices.
 std::string dataflow_key(const LinearShape& shape, std::string_view device_name);
 
 // Up to so many rows this kernel is the fastest.
@@ -26,9 +26,9 @@ class Dataflow {
  public:
   Dataflow() = default;
   // Lines that mean nothing are left out.
-  explicit Dataflow(std::string_view text);
+  explicit Dataflow(std::string_view lines);
 
-  std::string text() const;
+  std::string string() const;
   // Replaces what is there.
   void set(const std::string& key, std::vector<DataflowChoice> choices);
   // Nothing where the matrix was not measured for so many rows.
