@@ -44,24 +44,28 @@ HWY_INLINE auto with_weights(core::DType dtype, Fn&& fn) {
   return with_elements<float>(dtype, fn);
 }
 
-// How a block of columns is read and multiplied. T: the elements of w as they are stored.
+// How a block of columns is read and multiplied. T: the elements of w as they are stored. Of x it is kParts vectors,
+// not a struct: GCC makes the constructor of a template's arrays for no target.
 template <typename T>
 struct Columns {
   using Stored = T;
   using Block = Pair<float>;
+  using Part = Vec<float>;
+  static constexpr int kParts = 2;
   static constexpr int kFloats = kBlock<float>;  // of packed x
   static void pack(core::DType dtype, const std::byte* row, int dim, float* to) {
     with_elements<float>(
         dtype, [&]<typename Q>(const Q*) HWY_ATTR { load_query<T>(reinterpret_cast<const Q*>(row), dim, to); });
   }
-  static HWY_INLINE Block load_x(const float* x) {
+  static HWY_INLINE void load_x(const float* x, Part (&to)[kParts]) {
     const Tag<float> d;
-    return {hn::Load(d, x), hn::Load(d, x + kLanes<float>)};
+    to[0] = hn::Load(d, x);
+    to[1] = hn::Load(d, x + kLanes<float>);
   }
   static HWY_INLINE Block load(const T* row, int column) { return load_pair<float>(row, column); }
   static HWY_INLINE Block load_last(const T* row, int dim) { return load_rest<float>(row, dim); }
-  static HWY_INLINE Vec<float> add(Vec<float> sum, const Block& x, const Block& w) {
-    return hn::MulAdd(x.second, w.second, hn::MulAdd(x.first, w.first, sum));
+  static HWY_INLINE Vec<float> add(Vec<float> sum, const Part (&x)[kParts], const Block& w) {
+    return hn::MulAdd(x[1], w.second, hn::MulAdd(x[0], w.first, sum));
   }
 };
 
@@ -72,12 +76,16 @@ template <>
 struct Columns<Bf16Products> {
   using Stored = BFloat16;
   using Block = hn::Vec<hn::Repartition<uint16_t, Tag<float>>>;
+  using Part = Block;
+  static constexpr int kParts = 1;
   static constexpr int kFloats = kLanes<float>;
   static void pack(core::DType, const std::byte* row, int dim, float* to) {
     std::fill_n(to, round_up(dim, kBlock<float>) / 2, 0.0f);
     std::memcpy(to, row, static_cast<size_t>(dim) * sizeof(BFloat16));
   }
-  static HWY_INLINE Block load_x(const float* x) { return load(reinterpret_cast<const BFloat16*>(x), 0); }
+  static HWY_INLINE void load_x(const float* x, Part (&to)[kParts]) {
+    to[0] = load(reinterpret_cast<const BFloat16*>(x), 0);
+  }
   static HWY_INLINE Block load(const BFloat16* row, int column) {
     return hn::LoadU(hn::Repartition<uint16_t, Tag<float>>(), reinterpret_cast<const uint16_t*>(row + column));
   }
@@ -86,8 +94,8 @@ struct Columns<Bf16Products> {
     const auto columns = static_cast<__mmask32>((uint32_t{1} << (dim - first)) - 1);
     return Block{_mm512_maskz_loadu_epi16(columns, row + first)};
   }
-  static HWY_INLINE Vec<float> add(Vec<float> sum, const Block& x, const Block& w) {
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(x.raw), "v"(w.raw));
+  static HWY_INLINE Vec<float> add(Vec<float> sum, const Part (&x)[kParts], const Block& w) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(x[0].raw), "v"(w.raw));
     return sum;
   }
 };
@@ -117,9 +125,9 @@ HWY_NOINLINE void linear_tile(const std::byte* const* w, const float* HWY_RESTRI
   HWY_UNROLL(16)
   for (int i = 0; i < kPadded; ++i) sum[i] = hn::Zero(d);
   const auto add = [&](int block, auto&& load) HWY_ATTR {
-    typename Of::Block of_x[kRows];
+    typename Of::Part of_x[kRows][Of::kParts];
     HWY_UNROLL(4)
-    for (int row = 0; row < kRows; ++row) of_x[row] = Of::load_x(x + row * x_stride + block * Of::kFloats);
+    for (int row = 0; row < kRows; ++row) Of::load_x(x + row * x_stride + block * Of::kFloats, of_x[row]);
     HWY_UNROLL(4)
     for (int column = 0; column < kColumns; ++column) {
       const auto of_w = load(reinterpret_cast<const Stored*>(w[column]));
