@@ -184,7 +184,17 @@ constexpr KernelRow kLinearBlas = {.name = "cuda.linear_blas",
                                    .max_head_dim = std::numeric_limits<int32_t>::max(),
                                    .features = {},
                                    .recipe = linear_blas_recipe};
-// Before those behind, to which it leaves more than one row of 16 bits.
+constexpr KernelRow kLinearSm90 = {
+    .name = "cuda.linear_sm90",
+    .operation = core::Operation::linear,
+    .summary = "up to 64 rows at once, w read by Hopper's copy engine and multiplied by its warpgroups",
+    .architectures = "sm_90a",
+    .unavailable = lacks_hopper,
+    .dtypes = kHalves,
+    .max_head_dim = std::numeric_limits<int32_t>::max(),
+    .features = {},
+    .recipe = linear_sm90_recipe};
+// Before linear_sm80, to which it leaves more than one row of 16 bits.
 constexpr KernelRow kLinearGemv = {.name = "cuda.linear_gemv",
                                    .operation = core::Operation::linear,
                                    .summary = "fp32 multiply-adds, a warp a few rows of w, any GPU from Ampere on",
@@ -204,16 +214,6 @@ constexpr KernelRow kLinearSm80 = {
     .features = {},
     .kv_dtypes = core::kWeightDTypes,
     .recipe = linear_sm80_recipe};
-constexpr KernelRow kLinearSm90 = {
-    .name = "cuda.linear_sm90",
-    .operation = core::Operation::linear,
-    .summary = "up to 64 rows at once, w read by Hopper's copy engine and multiplied by its warpgroups",
-    .architectures = "sm_90a",
-    .unavailable = lacks_hopper,
-    .dtypes = kHalves,
-    .max_head_dim = std::numeric_limits<int32_t>::max(),
-    .features = {},
-    .recipe = linear_sm90_recipe};
 // FlashDecoding++'s own comparison of flat products (arXiv 2311.01282, section 4).
 constexpr KernelRow rung_of_linear(std::string_view name, std::string_view summary,
                                    decltype(KernelRow::recipe) recipe) {
@@ -280,8 +280,8 @@ core::KernelTable cuda_kernels() {
                       kernel<kQuantize>(),
                       kernel<kDequantize>(),
                       with_cublas(kernel<kLinearBlas>()),
-                      kernel<kLinearGemv>(),
                       kernel<kLinearSm90>(),
+                      kernel<kLinearGemv>(),
                       kernel<kLinearSm80>(),
                       kernel<kLinearOneStage>(),
                       kernel<kLinearTwoStages>(),

@@ -25,12 +25,12 @@ struct Way {
   int32_t sevenths;
 };
 // By the tiles of 64 columns of out that a full wave holds; the first that serves counts. Half a wave, a wave and three
-// halves were the fastest in a trial on an H200, and the others follow from them.
+// halves were the fastest on an H200 (docs/results), and the others follow from them.
 constexpr Way kWaves[] = {
     {1, 4, 1, 4, false, 0},  // to a quarter of a wave: smaller shares would cost more than idle multiprocessors
     {1, 2, 1, 4, false, 6},  // half a wave
-    {1, 2, 2, 1, false, 6},  // a wave
-    {3, 2, 1, 2, false, 6},  // three halves
+    {2, 2, 1, 2, false, 6},  // a wave
+    {3, 2, 1, 1, false, 6},  // three halves
     {2, 2, 2, 1, false, 6},  // two waves
     {3, 2, 2, 1, false, 6},  // three
 };
