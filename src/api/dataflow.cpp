@@ -7,7 +7,9 @@
 #include "core/error.hpp"
 #include "core/message.hpp"
 #include "cpu/cpu_features.hpp"
+#include "operations/linear/shipped_dataflow.hpp"
 #include "process/cache_folder.hpp"
+#include "process/once.hpp"
 
 namespace tessella::api {
 namespace {
@@ -31,9 +33,15 @@ core::PreferredKernel preferred_kernel(const core::Shape& any) {
   if (core::operation(any) != core::Operation::linear) return {};
   const core::LinearShape& shape = core::linear(any);
   if (shape.batch_invariant || shape.num_sms > 0) return {};
-  const std::optional<core::DataflowChoice> choice = own_dataflow().find(dataflow_key(shape), shape.rows);
-  if (!choice) return {};
-  return {choice->kernel, core::message("the fastest for ", choice->rows, " rows, measured on this machine")};
+  const std::string key = dataflow_key(shape);
+  const auto preferred = [&](const core::Dataflow& dataflow, const char* where) -> core::PreferredKernel {
+    const std::optional<core::DataflowChoice> choice = dataflow.find(key, shape.rows);
+    if (!choice) return {};
+    return {choice->kernel, core::message("the fastest up to ", choice->rows, " rows, measured on ", where)};
+  };
+  core::PreferredKernel own = preferred(own_dataflow(), "this machine");
+  if (!own.name.empty()) return own;
+  return preferred(process::once([] { return core::Dataflow(core::shipped_dataflow()); }), "such a GPU");
 }
 
 void expect_writable_dataflow() {

@@ -10,11 +10,15 @@
 #include "cuda/kernels/forward_sm80/config.hpp"
 #include "cuda/kernels/forward_sm80/recipe.hpp"
 #include "cuda/kernels/forward_sm90/recipe.hpp"
+#include "cuda/kernels/linear_gemv/recipe.hpp"
+#include "cuda/kernels/linear_sm80/recipe.hpp"
+#include "cuda/kernels/linear_sm90/recipe.hpp"
 #include "cuda/kernels/merge/recipe.hpp"
 #include "cuda/kernels/quantize/recipe.hpp"
 #include "operations/append/shape.hpp"
 #include "operations/attention/shape.hpp"
 #include "operations/copy_pages/shape.hpp"
+#include "operations/linear/shape.hpp"
 #include "operations/merge/shape.hpp"
 #include "operations/quantize/shape.hpp"
 
@@ -78,6 +82,23 @@ std::vector<PrecompiledProgram> precompiled_programs(Precompiled which) {
         add_always("cuda.forward_sm90", forward_sm90_recipe(plain, hopper), {.arch = 90});
       }
     }
+    // Layers of models of 7 to 8 billion weights and of twice the width, for up to 8 tokens.
+    core::LinearShape linear{.x_shape = {dtype, 16}, .w_shape = {dtype, 16}, .out_shape = {dtype, 16}, .rows = 8};
+    linear.in_features = 4096;
+    const auto add_linear = [&](core::Activation activation, int64_t out_features) {
+      linear.activation = activation;
+      linear.out_features = out_features;
+      add_for_releases("cuda.linear_sm90", linear_sm90_recipe(linear, hopper), {.arch = 90});
+      const Recipe before = linear_sm80_recipe(linear, ampere);
+      add_for_releases("cuda.linear_sm80", before, {.arch = 80});
+      add_for_releases("cuda.linear_sm80", before, {.arch = 80, .ptx = true});
+    };
+    for (const int64_t out_features : {4096, 8192, 12288, 32000}) add_linear(core::Activation::none, out_features);
+    for (const int64_t out_features : {11008, 14336}) add_linear(core::Activation::swiglu, out_features);
+    linear.rows = 1;
+    linear.activation = core::Activation::none;
+    add_for_releases("cuda.linear_gemv", linear_gemv_recipe(linear, ampere), {.arch = 80});
+    add_for_releases("cuda.linear_gemv", linear_gemv_recipe(linear, ampere), {.arch = 80, .ptx = true});
     core::MergeShape merge{.num_states = 2, .states = {dtype, 16}, .out = {dtype, 16}, .head_dim = 128};
     add_everywhere("cuda.merge", merge_recipe(merge, hopper));
     core::AppendShape append{.rows = {dtype, 16}, .cache = {dtype, 16}};

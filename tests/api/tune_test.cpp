@@ -14,6 +14,7 @@
 #include "api/plan_cache.hpp"
 #include "core/error.hpp"
 #include "operations/linear/dataflow.hpp"
+#include "operations/linear/shipped_dataflow.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::tests {
@@ -41,6 +42,21 @@ TEST(Dataflow, DamagedLinesAreLeftOut) {
   for (const char* line : {"a", "a\t", "a\tx cuda.x", "a\t1", "a\t1 ", "a\t0 cuda.x", "a\t-1 cuda.x",
                            "a\t2 cuda.x\t1 cuda.y", "a\t99999999999999999999 cuda.x", "\t1 cuda.x"}) {
     EXPECT_EQ(core::Dataflow(std::string(line) + "\nb\t1 cuda.x\n").string(), "b\t1 cuda.x\n") << line;
+  }
+}
+
+TEST(Dataflow, WhatIsShippedIsWhole) {
+  const core::Dataflow shipped(core::shipped_dataflow());
+  EXPECT_EQ(shipped.string(), core::shipped_dataflow());
+  core::LinearShape shape;
+  shape.x_shape.dtype = shape.w_shape.dtype = core::DType::bf16;
+  for (const auto& [out_features, in_features] :
+       {std::pair{12288, 4096}, {4096, 11008}, {10240, 8192}, {8192, 22016}}) {
+    shape.out_features = out_features;
+    shape.in_features = in_features;
+    const std::string key = core::dataflow_key(shape, "NVIDIA H200");
+    EXPECT_EQ(shipped.find(key, 1)->kernel, "cuda.linear_sm90") << key;
+    EXPECT_EQ(shipped.find(key, 128)->kernel, "cuda.linear_blas") << key;
   }
 }
 
@@ -79,7 +95,7 @@ TEST_F(Tune, WhatWasMeasuredIsChosen) {
   EXPECT_EQ(explain(shape).find("measured"), std::string::npos);
   api::keep_dataflow(api::dataflow_key(shape), {{2, "no.such_kernel"}, {8, "reference.linear"}});
   EXPECT_NE(
-      explain(shape).find("kernel: reference.linear (plain loops in float64, the oracle), the fastest for 8 rows, "
+      explain(shape).find("kernel: reference.linear (plain loops in float64, the oracle), the fastest up to 8 rows, "
                           "measured on this machine"),
       std::string::npos)
       << explain(shape);

@@ -1,6 +1,6 @@
 // A stand-in for libcuda.so.1 that runs nothing and remembers what it was asked: tests of the host side need no GPU.
 // FAKE_CUDA_VERSION (13000), FAKE_CUDA_ARCH (90), FAKE_CUDA_INIT, FAKE_CUDA_LOAD and FAKE_CUDA_ALLOC (0: the result of
-// cuInit, cuLibraryLoadData and cuMemAllocAsync) say how it behaves. It has two GPUs.
+// cuInit, cuLibraryLoadData and cuMemAllocAsync) say how it behaves, FAKE_CUDA_NAME what its two GPUs are called.
 #include "fake_driver.hpp"
 
 #include <unistd.h>
@@ -59,7 +59,8 @@ CUresult device_count(int* count) {
   return ready();
 }
 CUresult device_name(char* name, int length, CUdevice) {
-  std::strncpy(name, "Fake GPU", static_cast<size_t>(length));
+  const char* given = std::getenv("FAKE_CUDA_NAME");
+  std::strncpy(name, given != nullptr ? given : "Fake GPU", static_cast<size_t>(length));
   return ready();
 }
 CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice) {

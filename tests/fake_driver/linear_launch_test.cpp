@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "api/plan_cache.hpp"
 #include "child.hpp"
 #include "core/choose.hpp"
 #include "core/plan.hpp"
@@ -43,8 +44,9 @@ LinearArguments arguments(int64_t rows, int64_t out_features) {
 
 core::Plan planned(const LinearArguments& a) { return tests::planned("cuda.linear_sm90", core::shape(&a)); }
 
-void in_child(void (*fn)()) {
+void in_child(void (*fn)(), const char* gpu = "Fake GPU") {
   tests::in_child({{"FAKE_CUDA_PARAMS", std::to_string(sizeof(portable::LinearSm90Params))},
+                   {"FAKE_CUDA_NAME", gpu},
                    {"TESSELLA_CACHE_DIR", TESSELLA_TEST_CACHE}},
                   [fn] {
                     tests::skip_without_nvrtc();
@@ -128,6 +130,21 @@ TEST(LinearLaunch, Choice) {
     const LinearArguments many = arguments(64, 640);
     EXPECT_EQ(tests::chosen("cuda.linear_gemv", core::shape(&many)).kernel->name, "cuda.linear_gemv");
   });
+}
+
+// On an H200 the library knows some matrices, but not all.
+TEST(LinearLaunch, ShippedDataflow) {
+  in_child(
+      [] {
+        const auto explained = [](int64_t rows, int64_t out_features) {
+          const LinearArguments a = arguments(rows, out_features);
+          return api::make_plan(core::shape(&a), {}, "test").explanation;
+        };
+        EXPECT_NE(explained(8, 12288).find(", the fastest up to 64 rows, measured on such a GPU"), std::string::npos)
+            << explained(8, 12288);
+        EXPECT_EQ(explained(8, 640).find("measured"), std::string::npos);
+      },
+      "NVIDIA H200");
 }
 
 TEST(LinearLaunch, NothingWithoutRows) {
