@@ -2,7 +2,7 @@
 # usage: bundle.sh BUILD FOLDER [PROGRAM...]    Collects the library, what it needs, the tests, the command line and the
 # benchmarks in one folder that runs on a machine without Highway and oneTBB: every program looks for libraries beside
 # itself. PROGRAM: these alone, by name; tests/gpu/gpu.sh wants api_test append_test backward_test batch_invariant_test
-# example_decode_server forward_test gpu_api_test gpu_append_test gpu_backward_test gpu_decode_test gpu_launch_test gpu_schedule_test gpu_stress_test gpu_test hostile_test linear_test
+# example_decode_server example_decoder forward_test gpu_api_test gpu_append_test gpu_backward_test gpu_decode_test gpu_launch_test gpu_schedule_test gpu_stress_test gpu_test hostile_test linear_test
 # leftpad_test mean_weight_test merge_test nan_test quantized_test float8_forward_test errors_test score_size_test sharing_test random_test.
 set -euo pipefail
 build=$1 folder=$2 wanted=" ${*:3} " source=$(cd "$(dirname "$0")/.." && pwd)
@@ -25,7 +25,7 @@ for program in $programs; do install -m 755 -s "$program" "$folder"; done
 # Private dependencies, by the names the loader asks for. oneTBB opens its allocator by name if it lies there.
 ldd "$library" $programs | awk '/lib(hwy|tbb|fmt|zip|bz2|crypto|gtest)[^ ]*\.so/ && $3 ~ /^\// {print $1, $3}' | sort -u |
   while read -r name path; do install -m 755 "$(readlink -f "$path")" "$folder/$name"; done
-cp "$source"/bench/*.py "$source/tests/gpu/gpu.sh" "$folder"
+cp "$source"/bench/*.py "$source/tests/gpu/gpu.sh" "$source/examples/decoder/decoder_test.py" "$folder"
 # For compare.py and python/tests: TESSELLA_LIBRARY=libtessella.so PYTHONPATH=python.
 rm -rf "${folder:?}/contest" "${folder:?}/python"
 mkdir "$folder/python"

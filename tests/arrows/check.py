@@ -57,7 +57,7 @@ FOREIGN = {
     "ATen/": ("bindings",),
     # These cost seconds in every source that includes them.
     "CLI/": ("apps/tessella/options/command_line.cpp",),
-    "nlohmann/": ("apps/tessella/files/json.cpp", "apps/tessella/files/json_reader.cpp"),
+    "nlohmann/": ("apps/tessella/files/json.cpp", "apps/tessella/files/json_reader.cpp", "examples/decoder/checkpoint.cpp"),
 }
 # Each family of GPU kernels is a room, src/cuda/kernels/NAME: it may include from itself, from what is below all rooms,
 # and from the rooms here, on which it is built.

@@ -4,7 +4,7 @@
 #   suites     the suites' tests of kernels named cuda.*, each in a process of its own, as many at once as there are cores
 #   random     20000 random cases a kernel (CASES), after all that they need is compiled
 #   linear     as many of each kernel of linear
-#   examples   the decode server's tokens, compared with attention without a cache
+#   examples   the decode server's tokens, compared with attention without a cache, and the decoder's, with plain Python
 #   sanitizer  hostile tables, odd sizes and random cases under compute-sanitizer, if it is there
 #
 # All of them where none is named. KERNEL=cuda.forward_sm90 takes that kernel's tests alone. A test may take
@@ -28,6 +28,9 @@ program() {
   echo "gpu.sh: $folder has no $1" >&2
   return 1
 }
+
+# Beside the programs of a bundle, or in the source folder.
+decoder_test() { ls "$folder/decoder_test.py" "$(dirname "$0")/../../examples/decoder/decoder_test.py" 2>/dev/null | head -n 1; }
 
 count() { # count NAME STATUS LOG
   if [[ $2 -ne 0 ]]; then
@@ -110,6 +113,9 @@ run_examples() {
   at=$(program example_decode_server) || return
   timeout "$SECONDS_A_TEST" "$at" --device cuda >"$logs/example" 2>&1
   count "example_decode_server --device cuda" $? "$logs/example"
+  at=$(program example_decoder) || return
+  timeout "$SECONDS_A_TEST" python3 -B "$(decoder_test)" "$at" cuda >"$logs/example" 2>&1
+  count "example_decoder on a GPU" $? "$logs/example"
 }
 
 run_sanitizer() {
