@@ -1,0 +1,1 @@
+"""A decoding step of a whole model: what bench/decode_model.py measures."""
