@@ -2,12 +2,12 @@
 """A decoding step of a whole model, tokens a second: torch's attention, Hugging Face, ours, and the upper bound.
 
 codellama-34b is Flash-Decoding's figure, batch 1 over 512 to 64k tokens of context; llama2-7b that of FlashDecoding++,
-batch 1 to 8 beside transformers. Weights are random and shared by all contestants, bf16. A step is a CUDA graph from
+batch 1 to 8 beside transformers. Weights are random and shared by all backends, bf16. A step is a CUDA graph from
 the tokens to those that follow, but hf.eager and hf.sdpa, which are called as users call them. The upper bound reads
-weights and cache once, at the rate of a plain read. Before it is timed each contestant is compared with float64 over
+weights and cache once, at the rate of a plain read. Before it is timed each backend is compared with float64 over
 two layers, at every context. Where memory is too small, fewer layers' weights (8 at least) serve all layers in turn.
 
-contestants:
+backends:
   eager               softmax(q k^T) v by matrix products
   sdpa.flash, sdpa.cudnn   torch's scaled_dot_product_attention
   *.compiled          these with torch.compile of norms, rotary embeddings and SwiGLU; only if named
@@ -20,7 +20,7 @@ Exit status: 0 done, 1 ours were wrong or failed, 2 bad input.
 examples:
   decode_model.py --json codellama.json                  # some minutes on a GPU
   decode_model.py --model llama2-7b --json llama.json
-  decode_model.py --contexts 512,64k --contestants sdpa.cudnn,sdpa.cudnn.compiled,tessella
+  decode_model.py --contexts 512,64k --backends sdpa.cudnn,sdpa.cudnn.compiled,tessella
   decode_model.py --device cpu --tiny                    # whether it works
   decode_model.py --from-json codellama.json --plot plots
 """
@@ -56,9 +56,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where torch finds a GPU")
     parser.add_argument("--model", choices=CONTEXTS, default="codellama-34b")
-    parser.add_argument("--contexts", type=numbers, default=[], metavar="N,...", help="tokens, that of the step too: 512,64k")
+    parser.add_argument(
+        "--contexts", type=numbers, default=[], metavar="N,...", help="tokens, that of the step too: 512,64k"
+    )
     parser.add_argument("--batches", type=numbers, default=[], metavar="N,...")
-    parser.add_argument("--contestants", type=words, default=[], metavar="NAME,...")
+    parser.add_argument("--backends", type=words, default=[], metavar="NAME,...")
     parser.add_argument("--seconds", type=float, metavar="S", help="of each of three windows [0.5; tiny 0.02]")
     parser.add_argument("--held", type=int, metavar="N", help="layers with weights of their own [all that fit]")
     parser.add_argument("--tiny", action="store_true", help="sizes of no account")
@@ -77,48 +79,50 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def measured(options: argparse.Namespace) -> Record:
-    """Measures all cells, and prints a row as it comes. torch and Tessella are imported here: a report needs neither."""
+    """Measures and prints a row a configuration. torch and Tessella are imported here: a report needs neither."""
     import torch
     from contest.backends import versions
-    from contest.decode_model.contestants import chosen
-    from contest.decode_model.measure import measure_cell, release
-    from contest.decode_model.model import SHAPES, TINY, Cell, fitting_layers, make_model
+    from contest.decode_model.backends import chosen
+    from contest.decode_model.measure import measure_configuration, release
+    from contest.decode_model.model import SHAPES, TINY, StepConfiguration, fitting_layers, make_model
     from contest.measure import ROUNDS
+    from contest.power import Nvml
 
     torch.set_grad_enabled(False)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device is cuda and torch finds no GPU, expected cpu")
-    contestants, missing = chosen(options.contestants, options.model, device)
-    cells = [Cell(batch, context) for batch in options.batches for context in options.contexts]
+    backends, missing = chosen(options.backends, options.model, device)
+    configs = [StepConfiguration(batch, context) for batch in options.batches for context in options.contexts]
     shape = (TINY if options.tiny else SHAPES)[options.model]
-    rows = max(cell.batch * cell.context for cell in cells)
+    rows = max(config.batch * config.context for config in configs)
     held = min(options.held or shape.layers, fitting_layers(shape, rows, device))
     machine = {"cpu": cpu_name(), "cpus": len(os.sched_getaffinity(0)), "python": platform.python_version()}
     if device == "cuda":
-        machine |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+        properties = torch.cuda.get_device_properties(0)
+        machine |= {"gpu": properties.name, "cuda": torch.version.cuda, "driver": Nvml(str(properties.uuid)).driver()}
     seconds = options.seconds or (0.02 if options.tiny else 0.5)
     record: Record = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(sys.argv),
         "commit": options.commit or commit(),
         "device": device,
-        "protocol": options.model,
+        "protocol": ("tiny-" if options.tiny else "") + options.model,
         "work": "step",
         "layers": shape.layers,
         "held": held,
         "window_s": seconds,
         "rounds": ROUNDS,
         "machine": machine,
-        "versions": versions(contestants),
+        "versions": versions(backends) | {"torch": torch.__version__},
         "missing": missing,
         "configurations": [],
     }
     model = make_model(shape, held, rows, device)
-    columns = [contestant.name for contestant in contestants]
+    columns = [backend.name for backend in backends]
     print("\n".join(table_head(columns, not_ours(columns))), flush=True)
-    for cell in cells:
-        entry = measure_cell(model, cell, contestants, device, seconds)
+    for config in configs:
+        entry = measure_configuration(model, config, backends, device, seconds)
         release(device)
         print(table_row(entry, columns, not_ours(columns)), flush=True)
         for name, reason in entry["not_measured"].items():

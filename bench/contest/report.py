@@ -194,7 +194,8 @@ def beside(record: Record, others: Sequence[str] = ("sdpa.flash", "sdpa.cudnn"))
 
 def work(record: Record) -> str:
     """What all its configurations compute; records of old have no word for it."""
-    return {"backward": "backward", "both": "forward and backward"}.get(record.get("work", ""), "forward")
+    known = {"backward": "backward", "both": "forward and backward", "step": "decoding step"}
+    return known.get(record.get("work", ""), "forward")
 
 
 def heading(record: Record) -> str:

@@ -1,17 +1,17 @@
-"""A step by transformers' LlamaForCausalLM with the same weights, as `generate` makes it, without what chooses tokens."""
+"""A step by transformers' LlamaForCausalLM with the same weights, called as `generate` calls it."""
 
 from __future__ import annotations
 
 import torch
 import transformers
 
-from .model import Cell, Layer, Model
+from .model import Layer, Model, StepConfiguration
 
 
 def hugging_face_model(model: Model, context: int, attention: str) -> transformers.LlamaForCausalLM:
     """attention: attn_implementation of transformers. Its parameters are views of the model's."""
     shape, device = model.shape, model.head.device
-    config = transformers.LlamaConfig(
+    llama = transformers.LlamaConfig(
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads_q,
@@ -26,7 +26,7 @@ def hugging_face_model(model: Model, context: int, attention: str) -> transforme
         dtype=model.head.dtype,
     )
     with torch.device("meta"):
-        made = transformers.LlamaForCausalLM(config).eval()
+        made = transformers.LlamaForCausalLM(llama).eval()
     parameters = {
         "model.embed_tokens.weight": model.embedding,
         "model.norm.weight": model.norm,
@@ -35,7 +35,7 @@ def hugging_face_model(model: Model, context: int, attention: str) -> transforme
     for idx, layer in enumerate(model.layers):
         parameters |= {f"model.layers.{idx}.{name}.weight": tensor for name, tensor in parts(layer, model).items()}
     made.load_state_dict(parameters, assign=True)
-    made.model.rotary_emb = type(made.model.rotary_emb)(config=config).to(device)  # its buffers are in no state_dict
+    made.model.rotary_emb = type(made.model.rotary_emb)(config=llama).to(device)  # its buffers are in no state_dict
     return made
 
 
@@ -60,15 +60,15 @@ def parts(layer: Layer, model: Model) -> dict[str, torch.Tensor]:
 class HuggingFaceStep:
     """With a DynamicCache, which grows by one token in each step; the step takes it away again."""
 
-    def __init__(self, model: Model, cell: Cell, attention: str) -> None:
-        self.model = hugging_face_model(model, cell.context, attention)
-        self.tokens = torch.zeros(cell.batch, dtype=torch.int64, device=model.head.device)
-        self.cache = self.make_cache(cell)
+    def __init__(self, model: Model, config: StepConfiguration, attention: str) -> None:
+        self.model = hugging_face_model(model, config.context, attention)
+        self.tokens = torch.zeros(config.batch, dtype=torch.int64, device=model.head.device)
+        self.cache = self.make_cache(config)
         for idx, layer in enumerate(model.layers):
-            k, v = (cached[:, :-1].transpose(1, 2) for cached in model.cache(layer, cell))
+            k, v = (cached[:, :-1].transpose(1, 2) for cached in model.cache(layer, config))
             self.cache.update(k, v, idx)
 
-    def make_cache(self, cell: Cell) -> transformers.Cache:
+    def make_cache(self, config: StepConfiguration) -> transformers.Cache:
         return transformers.DynamicCache()
 
     def __call__(self) -> torch.Tensor:
@@ -86,8 +86,8 @@ class HuggingFaceStep:
 class StaticHuggingFaceStep(HuggingFaceStep):
     """With a StaticCache, whose steps may be a CUDA graph."""
 
-    def make_cache(self, cell: Cell) -> transformers.Cache:
-        return transformers.StaticCache(config=self.model.config, max_cache_len=cell.context)
+    def make_cache(self, config: StepConfiguration) -> transformers.Cache:
+        return transformers.StaticCache(config=self.model.config, max_cache_len=config.context)
 
     def take_back(self) -> None:
         torch._foreach_sub_([layer.cumulative_length for layer in self.cache.layers], 1)

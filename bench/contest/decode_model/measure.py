@@ -1,4 +1,4 @@
-"""One cell: every contestant prepared, checked over few layers, then timed in turn over all of them."""
+"""One configuration: every backend prepared, checked over few layers, then timed in turn over all of them."""
 
 from __future__ import annotations
 
@@ -15,36 +15,38 @@ from ..backends import NotMeasured, first_line
 from ..decode.read_only import BLOCKS_EACH, ReadOnly
 from ..measure import ROUNDS, named, window
 from ..protocol import short
-from .contestants import Contestant
-from .model import Cell, Model
+from .backends import StepBackend
+from .model import Model, StepConfiguration
 from .our_step import OurAttentionStep
 from .reference import BOUND, LAYERS, error_of, reference_step
 from .torch_step import TorchStep
 
 READ = "read"
+Step = Callable[[], torch.Tensor]
 
 
-def captured(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """The step as a CUDA graph's replay."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        made = step()
+class Replay:
+    """A step as a CUDA graph. It keeps the step, whose memory the graph reads and writes."""
 
-    def replay() -> torch.Tensor:
-        graph.replay()
-        return made
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                step()
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=stream):
+            self.made = step()
 
-    return replay
+    def __call__(self) -> torch.Tensor:
+        self.graph.replay()
+        return self.made
 
 
-def run_of(contestant: Contestant, step: Callable[[], torch.Tensor], device: str) -> Callable[[], torch.Tensor]:
-    return captured(step) if device == "cuda" and contestant.is_graph else step
+def run_of(backend: StepBackend, step: Step, device: str) -> Step:
+    return Replay(step) if device == "cuda" and backend.is_graph else step
 
 
 @functools.cache
@@ -52,25 +54,18 @@ def read_only() -> ReadOnly:
     return ReadOnly()
 
 
-def readers(model: Model, device: str) -> dict[str, Callable[[], torch.Tensor]]:
+def readers(model: Model, device: str) -> dict[str, Step]:
     """Runs that read the weights of all held layers once; the fastest tells the read rate."""
-    sink = model.norm
+    weights = model.weights
     if device == "cpu":
+        return {READ: lambda: weights.view(torch.int32).sum()}
 
-        def add() -> torch.Tensor:
-            for layer in model.held:
-                layer.whole.view(torch.int32).sum()
-            return sink
-
-        return {READ: add}
-
-    def reader(blocks_each: int) -> Callable[[], torch.Tensor]:
+    def reader(blocks_each: int) -> Step:
         def read() -> torch.Tensor:
-            for layer in model.held:
-                read_only()(layer.whole, layer.whole.nbytes, blocks_each)
-            return sink
+            read_only()(weights, weights.nbytes, blocks_each)
+            return weights
 
-        return captured(read)
+        return read
 
     return {f"{READ} {blocks_each}": reader(blocks_each) for blocks_each in BLOCKS_EACH}
 
@@ -78,20 +73,20 @@ def readers(model: Model, device: str) -> dict[str, Callable[[], torch.Tensor]]:
 class Check:
     """What a step of few layers must give."""
 
-    def __init__(self, model: Model, cell: Cell, device: str) -> None:
-        self.model, self.cell, self.device = model.first(LAYERS), cell, device
-        self.tokens = torch.arange(cell.batch, device=device)
-        self.logits, self.rows = reference_step(self.model, cell, self.tokens)
+    def __init__(self, model: Model, config: StepConfiguration, device: str) -> None:
+        self.model, self.config, self.device = model.first(LAYERS), config, device
+        self.tokens = torch.arange(config.batch, device=device)
+        self.logits, self.rows = reference_step(self.model, config, self.tokens)
 
-    def error(self, contestant: Contestant) -> float:
+    def error(self, backend: StepBackend) -> float:
         """The largest of logits and of rows in the cache.
 
         Raises:
             NotMeasured: it is too large, or the tokens are not those of the logits.
         """
-        cached = [self.model.cache(layer, self.cell) for layer in self.model.layers]
-        step = contestant.prepare((self.model, self.cell))
-        run = run_of(contestant, step, self.device)
+        cached = [self.model.cache(layer, self.config) for layer in self.model.layers]
+        step = backend.prepare((self.model, self.config))
+        run = run_of(backend, step, self.device)
         for tensors in cached:
             for tensor in tensors:
                 tensor[:, -1] = 1
@@ -109,32 +104,32 @@ class Check:
 
 
 def prepared(
-    contestant: Contestant, model: Model, cell: Cell, check: Check
-) -> tuple[Callable[[], torch.Tensor], dict[str, Any]]:
+    backend: StepBackend, model: Model, config: StepConfiguration, check: Check
+) -> tuple[Step, dict[str, Any]]:
     """Raises NotMeasured, or whatever a library raises, where it does not compute the step right."""
-    found: dict[str, Any] = {"error": check.error(contestant)}
-    step = contestant.prepare((model, cell))
+    found: dict[str, Any] = {"error": check.error(backend)}
+    step = backend.prepare((model, config))
     if isinstance(step, OurAttentionStep):
         found["kernels"] = step.kernels
-    run = run_of(contestant, step, check.device)
+    run = run_of(backend, step, check.device)
     if not run().isfinite().all():
         raise NotMeasured("wrong: logits of all layers are not finite; not timed")
     return run, found
 
 
-def label(cell: Cell) -> str:
-    return f"batch {cell.batch}, {short(cell.context)} tokens"
+def label(config: StepConfiguration) -> str:
+    return f"batch {config.batch}, {short(config.context)} tokens"
 
 
-def measure_cell(
-    model: Model, cell: Cell, contestants: Sequence[Contestant], device: str, seconds: float
+def measure_configuration(
+    model: Model, config: StepConfiguration, backends: Sequence[StepBackend], device: str, seconds: float
 ) -> dict[str, Any]:
-    """The cell, bytes of a step, read_rate, results by contestant, and reasons of those that not_measured.
+    """The configuration, bytes of a step, read_rate, results by backend, and reasons of those that not_measured.
 
     A result: seconds of a step (the median of the rounds), spread (slowest round / fastest), error; ours also kernels.
     """
     not_measured: dict[str, str] = {}
-    runs: dict[str, Callable[[], torch.Tensor]] = {}
+    runs: dict[str, Step] = {}
     found: dict[str, dict[str, Any]] = {}
     times: dict[str, list[float]] = {}
 
@@ -145,29 +140,32 @@ def measure_cell(
             not_measured[name] = first_line(error) if isinstance(error, NotMeasured) else named(error)
             runs.pop(name, None)
 
-    def prepare(contestant: Contestant) -> None:
-        runs[contestant.name], found[contestant.name] = prepared(contestant, model, cell, check)
+    def prepare(backend: StepBackend) -> None:
+        runs[backend.name], found[backend.name] = prepared(backend, model, config, check)
 
     def turn(name: str, is_warm: bool) -> None:
         took = window(runs[name], seconds if is_warm else seconds / 5, device)
         if is_warm:
             times.setdefault(name, []).append(took)
 
-    check = Check(model, cell, device)
     read = readers(model, device)
     runs |= read
-    for contestant in contestants:
-        attempt(contestant.name, functools.partial(prepare, contestant))
+    try:
+        check = Check(model, config, device)
+    except RuntimeError as error:  # memory
+        not_measured |= {backend.name: named(error) for backend in backends}
+        backends = ()
+    for backend in backends:
+        attempt(backend.name, functools.partial(prepare, backend))
     for round_idx in range(-1, ROUNDS):  # the first to warm up
         for name in list(runs):
             attempt(name, functools.partial(turn, name, round_idx >= 0))
     middle = {name: statistics.median(times[name]) for name in runs}
-    num_bytes = len(model.held) * model.shape.layer_bytes
     return {
-        "configuration": {"dtype": "bf16", **dataclasses.asdict(cell)},
-        "label": label(cell),
-        "bytes": model.step_bytes(cell),
-        "read_rate": num_bytes / min(middle[name] for name in read),
+        "configuration": {"dtype": "bf16", **dataclasses.asdict(config)},
+        "label": label(config),
+        "bytes": model.step_bytes(config),
+        "read_rate": model.weights.nbytes / min(middle[name] for name in read),
         "results": {
             name: {"seconds": middle[name], "spread": max(times[name]) / min(times[name]), **found[name]}
             for name in found
@@ -178,7 +176,7 @@ def measure_cell(
 
 
 def release(device: str) -> None:
-    """What the cell before has left, also where an error held it."""
+    """What the configuration before has left, also where an error held it."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()

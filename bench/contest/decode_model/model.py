@@ -1,4 +1,4 @@
-"""Models of Llama's kind with random weights, and a cache of random keys and values, which all contestants share."""
+"""Models of Llama's kind with random weights, and a cache of random keys and values, which all backends share."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import dataclasses
 import torch
 
 FEWEST_HELD = 8  # layers: their weights are far more than caches hold
-SPARE_BYTES = 8 << 30  # of a GPU, for contestants and the check
+SPARE_BYTES = 8 << 30  # of a GPU, for backends and the check
 KEY_DEVIATION = 3.0  # scores differ so much that an output depends on few keys: one that is missing is seen
 DTYPE = torch.bfloat16
+ITEM_BYTES = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,15 +38,15 @@ class Shape:
 
     @property
     def layer_bytes(self) -> int:
-        return sum(rows * columns for rows, columns in self.matrices.values()) * DTYPE.itemsize
+        return sum(rows * columns for rows, columns in self.matrices.values()) * ITEM_BYTES
 
     @property
     def head_bytes(self) -> int:
-        return self.vocabulary * self.hidden * DTYPE.itemsize
+        return self.vocabulary * self.hidden * ITEM_BYTES
 
     def cache_bytes(self, rows: int) -> int:
         """Of a layer."""
-        return 2 * rows * self.heads_kv * self.head_dim * DTYPE.itemsize
+        return 2 * rows * self.heads_kv * self.head_dim * ITEM_BYTES
 
 
 SHAPES = {
@@ -59,7 +60,7 @@ TINY = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class StepConfiguration:
     """One row of the table. context counts the token of the step."""
 
     batch: int
@@ -68,7 +69,6 @@ class Cell:
 
 @dataclasses.dataclass
 class Layer:
-    whole: torch.Tensor  # the memory of all matrices
     qkv: torch.Tensor
     out: torch.Tensor
     gate_up: torch.Tensor
@@ -83,6 +83,7 @@ class Model:
     """Its layers use those that are held in turn: all of them, or fewer where memory is too small."""
 
     shape: Shape
+    weights: torch.Tensor  # the memory of all matrices of the held layers
     held: list[Layer]
     embedding: torch.Tensor
     norm: torch.Tensor
@@ -101,14 +102,14 @@ class Model:
         """Those that follow each layer."""
         return [*(layer.norm_attention for layer in self.layers[1:]), self.norm]
 
-    def cache(self, layer: Layer, cell: Cell) -> tuple[torch.Tensor, torch.Tensor]:
+    def cache(self, layer: Layer, config: StepConfiguration) -> tuple[torch.Tensor, torch.Tensor]:
         """k and v, (batch, context, heads_kv, head_dim)."""
-        k, v = layer.kv[:, : cell.batch * cell.context].unflatten(1, (cell.batch, cell.context))
+        k, v = layer.kv[:, : config.batch * config.context].unflatten(1, (config.batch, config.context))
         return k, v
 
-    def step_bytes(self, cell: Cell) -> int:
+    def step_bytes(self, config: StepConfiguration) -> int:
         """What a step has to read: weights and cache once; of the embedding a row a token, which is not counted."""
-        of_layer = self.shape.layer_bytes + self.shape.cache_bytes(cell.batch * cell.context)
+        of_layer = self.shape.layer_bytes + self.shape.cache_bytes(config.batch * config.context)
         return self.shape.layers * of_layer + self.shape.head_bytes
 
     def angles(self, context: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -129,7 +130,7 @@ def fitting_layers(shape: Shape, rows: int, device: str) -> int:
         return shape.layers
     room = torch.cuda.mem_get_info()[0] - SPARE_BYTES - 2 * shape.head_bytes
     fitting = int(min(shape.layers, room // (shape.layer_bytes + shape.cache_bytes(rows))))
-    if fitting < FEWEST_HELD:
+    if fitting < min(FEWEST_HELD, shape.layers):
         raise ValueError(f"{rows} rows of cache leave memory for {fitting} layers, expected {FEWEST_HELD} or more")
     return fitting
 
@@ -143,19 +144,20 @@ def make_model(shape: Shape, held: int, rows: int, device: str) -> Model:
     def norm() -> torch.Tensor:
         return normal(shape.hidden, deviation=0.1) + 1
 
-    def layer() -> Layer:
-        whole = torch.empty(shape.layer_bytes // DTYPE.itemsize, dtype=DTYPE, device=device)
+    def layer(memory: torch.Tensor) -> Layer:
         sizes = [rows_of * columns for rows_of, columns in shape.matrices.values()]
-        parts = zip(shape.matrices.items(), whole.split(sizes))
+        parts = zip(shape.matrices.items(), memory.split(sizes))
         matrices = {name: part.view(size).normal_(std=size[1] ** -0.5) for (name, size), part in parts}
         kv = normal(2, rows, shape.heads_kv, shape.head_dim, deviation=1)
         kv[0] *= KEY_DEVIATION
-        return Layer(whole=whole, **matrices, norm_attention=norm(), norm_mlp=norm(), kv=kv)
+        return Layer(**matrices, norm_attention=norm(), norm_mlp=norm(), kv=kv)
 
     torch.manual_seed(1)
+    weights = torch.empty(held, shape.layer_bytes // ITEM_BYTES, dtype=DTYPE, device=device)
     return Model(
         shape,
-        [layer() for _ in range(held)],
+        weights,
+        [layer(memory) for memory in weights],
         normal(shape.vocabulary, shape.hidden, deviation=1),
         norm(),
         normal(shape.vocabulary, shape.hidden, deviation=shape.hidden**-0.5),

@@ -16,7 +16,7 @@ from tessella._library import library, require
 from tessella._linear import LinearCall
 from tessella.torch._tensor import TensorSlot
 
-from .model import Cell, Layer, Model
+from .model import Layer, Model, StepConfiguration
 from .torch_step import TorchStep
 
 ALIGNMENT = 64
@@ -64,21 +64,21 @@ class LinearPlan:
 class OurAttentionStep(TorchStep):
     """torch's linear layers and ours between them: append with rotary embeddings, and attention."""
 
-    def __init__(self, model: Model, cell: Cell) -> None:
-        super().__init__(model, cell, lambda q, k, v: q)
+    def __init__(self, model: Model, config: StepConfiguration) -> None:
+        super().__init__(model, config, lambda q, k, v: q)
         device = model.head.device
-        cos, sin = model.angles(cell.context)
+        cos, sin = model.angles(config.context)
         self.rotary = cos.float(), sin.float()
-        self.seqlens = torch.full((cell.batch,), cell.context, dtype=torch.int32, device=device)
+        self.seqlens = torch.full((config.batch,), config.context, dtype=torch.int32, device=device)
         _, k, v = self.layers[0]
-        q = model.head.new_empty(cell.batch, 1, model.shape.heads_q, model.shape.head_dim)
+        q = model.head.new_empty(config.batch, 1, model.shape.heads_q, model.shape.head_dim)
         self.plan = tessella.plan(q, k, v, mask="causal", seqlens_kv=self.seqlens)
         self.workspace = self.plan.workspace(q)
         self.kernels = {"attention": self.plan.kernel}
 
     def attention(self, layer: Layer, h: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         shape = self.model.shape
-        heads = self.heads(layer, h).view(self.cell.batch, 1, -1, shape.head_dim)
+        heads = self.heads(layer, h).view(self.config.batch, 1, -1, shape.head_dim)
         q, k_new, v_new = heads.split((shape.heads_q, shape.heads_kv, shape.heads_kv), 2)
         q = tessella.torch.append(k_new, v_new, k, v, self.seqlens, rotary=self.rotary, q=q, q_out=q)
         out: torch.Tensor = self.plan.run(q, k, v, seqlens_kv=self.seqlens, workspace=self.workspace)
@@ -91,9 +91,9 @@ class OurAttentionStep(TorchStep):
 class OurStep(OurAttentionStep):
     """Linear layers of ours too, with SwiGLU and the residual; the norms are torch's."""
 
-    def __init__(self, model: Model, cell: Cell) -> None:
-        super().__init__(model, cell)
-        layer, rows = model.held[0], cell.batch
+    def __init__(self, model: Model, config: StepConfiguration) -> None:
+        super().__init__(model, config)
+        layer, rows = model.held[0], config.batch
         self.qkv = LinearPlan(rows, layer.qkv)
         self.out = LinearPlan(rows, layer.out, has_residual=True)
         self.gate_up = LinearPlan(rows, layer.gate_up, activation="swiglu")

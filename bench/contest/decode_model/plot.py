@@ -1,4 +1,4 @@
-"""Flash-Decoding's figure: tokens a second over tokens of context, a line a contestant; or over batch."""
+"""Flash-Decoding's figure: tokens a second over tokens of context, a line a backend; or over batch."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def draw(record: Record, folder: pathlib.Path) -> pathlib.Path:
     axis = "context" if len({entry["configuration"]["context"] for entry in entries}) > 1 else "batch"
     other = "batch" if axis == "context" else "context"
     panels = sorted({entry["configuration"][other] for entry in entries})
-    figure, grid = pyplot.subplots(
-        1, len(panels), figsize=(7.5 * len(panels), 5), squeeze=False, layout="constrained"
-    )
+    figure, grid = pyplot.subplots(1, len(panels), figsize=(7.5 * len(panels), 5), squeeze=False, layout="constrained")
     machine = record["machine"].get("gpu") or record["machine"].get("cpu", "")
     figure.suptitle(f"A decoding step of {record['protocol']}, bf16\n{machine}, {record['date']}")
     for axes, panel in zip(grid[0], panels):

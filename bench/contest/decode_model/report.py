@@ -43,10 +43,10 @@ def table_head(columns: Sequence[str], others: Sequence[str]) -> list[str]:
 
 
 def table_row(entry: Entry, columns: Sequence[str], others: Sequence[str]) -> str:
-    cell = entry["configuration"]
+    config = entry["configuration"]
     shown = [
-        str(cell["batch"]),
-        short(cell["context"]),
+        str(config["batch"]),
+        short(config["context"]),
         *(_shown(speed(entry, name), number) for name in columns),
         number(bound(entry)),
         _shown(of_bound(entry), "{:.3f}".format),

@@ -1,4 +1,4 @@
-"""A step by torch's operations. Contestants of torch differ in attention, and in whether what lies between is compiled.
+"""A step by torch's operations. Backends of torch differ in attention, and in whether what lies between is compiled.
 
 Every step has its tokens, which it replaces by those of the largest logits, and writes the last row of the cache.
 """
@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from ..backends import NotMeasured, first_line, torch_reasons
-from .model import Cell, Layer, Model
+from .model import Layer, Model, StepConfiguration
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -49,7 +49,7 @@ def swiglu(h: torch.Tensor) -> torch.Tensor:
 
 
 def standard(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """softmax(q k^T) v by matrix products; the query heads of a KV head are the rows of one, so that nothing repeats."""
+    """softmax(q k^T) v by matrix products, whose rows are the query heads of a KV head: no key is repeated."""
     heads_kv = k.shape[2]
     grouped = (q * q.shape[-1] ** -0.5).unflatten(1, (heads_kv, -1))
     scores = grouped @ k.permute(0, 2, 3, 1)
@@ -72,7 +72,8 @@ ATTENTION: dict[str, Attend] = {
 
 @functools.cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Once in a process, for all contestants."""
+    """Once in a process, for all backends."""
+    torch._dynamo.config.recompile_limit = 64  # every configuration has strides of its own
     made: Callable[..., Any] = torch.compile(function, dynamic=False)
     return made
 
@@ -80,13 +81,13 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 class TorchStep:
     """attend: q (batch, heads_q, head_dim), k and v (batch, context, heads_kv, head_dim) -> out as q."""
 
-    def __init__(self, model: Model, cell: Cell, attend: Attend, is_compiled: bool = False) -> None:
-        self.model, self.cell, self.attend = model, cell, attend
-        self.tokens = torch.zeros(cell.batch, dtype=torch.int64, device=model.head.device)
-        self.layers = [(layer, *model.cache(layer, cell)) for layer in model.layers]
+    def __init__(self, model: Model, config: StepConfiguration, attend: Attend, is_compiled: bool = False) -> None:
+        self.model, self.config, self.attend = model, config, attend
+        self.tokens = torch.zeros(config.batch, dtype=torch.int64, device=model.head.device)
+        self.layers = [(layer, *model.cache(layer, config)) for layer in model.layers]
         wrap: Callable[..., Any] = compiled if is_compiled else lambda function: function
         self.add_norm, self.rotate_and_store, self.swiglu = wrap(add_norm), wrap(rotate_and_store), wrap(swiglu)
-        cos, sin = (angles[-1] for angles in model.angles(cell.context))
+        cos, sin = (angles[-1] for angles in model.angles(config.context))
         dtype = model.head.dtype
         self.cos, self.sin = torch.cat((cos, cos)).to(dtype), torch.cat((-sin, sin)).to(dtype)
 
@@ -125,13 +126,13 @@ class TorchStep:
         return linear(h, self.model.head)
 
 
-def require_attention(attend: Attend, model: Model, cell: Cell) -> None:
+def require_attention(attend: Attend, model: Model, config: StepConfiguration) -> None:
     """Raises NotMeasured with torch's reasons where it refuses the shape."""
     layer = model.held[0]
-    q = layer.qkv.new_zeros(cell.batch, model.shape.heads_q, model.shape.head_dim)
+    q = layer.qkv.new_zeros(config.batch, model.shape.heads_q, model.shape.head_dim)
     with warnings.catch_warnings(record=True) as reasons:  # torch gives a backend's reasons as warnings
         warnings.simplefilter("always")
         try:
-            attend(q, *model.cache(layer, cell))
+            attend(q, *model.cache(layer, config))
         except RuntimeError as error:
             raise NotMeasured("; ".join(torch_reasons(reasons) or [first_line(error)])) from error

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..backends import Backend
-from .model import Cell, Model
+from .model import Model, StepConfiguration
 from .our_step import OurAttentionStep, OurStep
 from .torch_step import ATTENTION, TorchStep, require_attention
 
@@ -18,31 +18,31 @@ DEVICES = ("cpu", "cuda")
 
 
 @dataclasses.dataclass(frozen=True)
-class Contestant(Backend):
-    """prepare: of (Model, Cell), a step. is_graph: on a GPU its steps are one CUDA graph."""
+class StepBackend(Backend):
+    """prepare: of (Model, StepConfiguration), a step. is_graph: on a GPU its steps are one CUDA graph."""
 
     devices: tuple[str, ...] = DEVICES
     is_graph: bool = True
 
 
-def by_torch(attention: str, is_compiled: bool, problem: tuple[Model, Cell]) -> TorchStep:
+def by_torch(attention: str, is_compiled: bool, problem: tuple[Model, StepConfiguration]) -> TorchStep:
     require_attention(ATTENTION[attention], *problem)
     return TorchStep(*problem, ATTENTION[attention], is_compiled)
 
 
-def by_hugging_face(kind: str, attention: str, problem: tuple[Model, Cell]) -> Any:
+def by_hugging_face(kind: str, attention: str, problem: tuple[Model, StepConfiguration]) -> Any:
     """transformers is imported here."""
     return getattr(importlib.import_module(HUGGING_FACE), kind)(*problem, attention)
 
 
-def hugging_face(name: str, kind: str, attention: str, is_graph: bool = False) -> Contestant:
+def hugging_face(name: str, kind: str, attention: str, is_graph: bool = False) -> StepBackend:
     prepare = functools.partial(by_hugging_face, kind, attention)
-    return Contestant(name, prepare, "transformers", is_graph=is_graph)
+    return StepBackend(name, prepare, "transformers", is_graph=is_graph)
 
 
 KNOWN = [
     *(
-        Contestant(
+        StepBackend(
             name + (".compiled" if is_compiled else ""),
             functools.partial(by_torch, name, is_compiled),
             devices=DEVICES[1:] if name == "sdpa.cudnn" else DEVICES,
@@ -53,8 +53,8 @@ KNOWN = [
     hugging_face("hf.eager", "HuggingFaceStep", "eager"),
     hugging_face("hf.sdpa", "HuggingFaceStep", "sdpa"),
     hugging_face("hf.sdpa.graph", "StaticHuggingFaceStep", "sdpa", is_graph=True),
-    Contestant("tessella.attention", lambda problem: OurAttentionStep(*problem), "tessella"),
-    Contestant("tessella", lambda problem: OurStep(*problem), "tessella"),
+    StepBackend("tessella.attention", lambda problem: OurAttentionStep(*problem), "tessella"),
+    StepBackend("tessella", lambda problem: OurStep(*problem), "tessella"),
 ]
 
 # Of each model, where no names are given: the papers' figures.
@@ -64,7 +64,7 @@ USUAL = {
 }
 
 
-def chosen(names: Sequence[str], model: str, device: str) -> tuple[list[Contestant], dict[str, str]]:
+def chosen(names: Sequence[str], model: str, device: str) -> tuple[list[StepBackend], dict[str, str]]:
     """Who takes part, and why each of the others does not.
 
     Raises:
@@ -74,6 +74,6 @@ def chosen(names: Sequence[str], model: str, device: str) -> tuple[list[Contesta
     wanted = names or USUAL[model]
     for name in wanted:
         if name not in known:
-            raise ValueError(f"{name} is no contestant, expected some of {', '.join(known)}")
+            raise ValueError(f"{name} is no backend, expected some of {', '.join(known)}")
     reasons = {name: known[name].missing(device) for name in wanted}
     return [known[name] for name in wanted if not reasons[name]], {n: reason for n, reason in reasons.items() if reason}
