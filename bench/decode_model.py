@@ -28,6 +28,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -100,7 +101,9 @@ def measured(options: argparse.Namespace) -> Record:
     machine = {"cpu": cpu_name(), "cpus": len(os.sched_getaffinity(0)), "python": platform.python_version()}
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
-        machine |= {"gpu": properties.name, "cuda": torch.version.cuda, "driver": Nvml(str(properties.uuid)).driver()}
+        machine |= {"gpu": properties.name, "cuda": torch.version.cuda}
+        with contextlib.suppress(OSError, AttributeError):  # no NVML here
+            machine["driver"] = Nvml(str(properties.uuid)).driver()
     seconds = options.seconds or (0.02 if options.tiny else 0.5)
     record: Record = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -27,20 +27,9 @@ def add_norm(
     return x, rms_norm(x, weight.shape, weight, epsilon)
 
 
-def rotate_and_store(
-    heads: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    k_row: torch.Tensor,
-    v_row: torch.Tensor,
-) -> torch.Tensor:
-    """q, rotated; k and v go into their rows. sin has the sign of its half."""
-    turning, v_new = heads.split((heads.shape[1] - v_row.shape[1], v_row.shape[1]), 1)
-    turned = torch.addcmul(turning * cos, turning.roll(turning.shape[-1] // 2, -1), sin)
-    q, k_new = turned.split((turning.shape[1] - k_row.shape[1], k_row.shape[1]), 1)
-    k_row.copy_(k_new)
-    v_row.copy_(v_new)
-    return q
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """cos and sin are as wide as a head, and sin has the sign of its half."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 def swiglu(h: torch.Tensor) -> torch.Tensor:
@@ -73,7 +62,6 @@ ATTENTION: dict[str, Attend] = {
 @functools.cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Once in a process, for all backends."""
-    torch._dynamo.config.recompile_limit = 64  # every configuration has strides of its own
     made: Callable[..., Any] = torch.compile(function, dynamic=False)
     return made
 
@@ -86,7 +74,7 @@ class TorchStep:
         self.tokens = torch.zeros(config.batch, dtype=torch.int64, device=model.head.device)
         self.layers = [(layer, *model.cache(layer, config)) for layer in model.layers]
         wrap: Callable[..., Any] = compiled if is_compiled else lambda function: function
-        self.add_norm, self.rotate_and_store, self.swiglu = wrap(add_norm), wrap(rotate_and_store), wrap(swiglu)
+        self.add_norm, self.rotated, self.swiglu = wrap(add_norm), wrap(rotated), wrap(swiglu)
         cos, sin = (angles[-1] for angles in model.angles(config.context))
         dtype = model.head.dtype
         self.cos, self.sin = torch.cat((cos, cos)).to(dtype), torch.cat((-sin, sin)).to(dtype)
@@ -105,8 +93,12 @@ class TorchStep:
         return logits
 
     def attention(self, layer: Layer, h: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        heads = linear(h, layer.qkv).unflatten(1, (-1, self.model.shape.head_dim))
-        q = self.rotate_and_store(heads, self.cos, self.sin, k[:, -1], v[:, -1])
+        shape = self.model.shape
+        turning = shape.heads_q + shape.heads_kv
+        heads = linear(h, layer.qkv).unflatten(1, (-1, shape.head_dim))
+        q, k_new = self.rotated(heads[:, :turning], self.cos, self.sin).split((shape.heads_q, shape.heads_kv), 1)
+        k[:, -1].copy_(k_new)
+        v[:, -1].copy_(heads[:, turning:])
         return self.attend(q, k, v).flatten(1)
 
     def after_attention(self, layer: Layer, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
