@@ -9,6 +9,7 @@
 from ._append import append
 from ._attention import CheckReport, attention, check, refusals
 from ._backward import attention_backward, check_backward
+from ._block_summaries import BlockSummaries, summarize_blocks
 from ._cancel import Cancel
 from ._cascade import cascade_attention
 from ._copy_pages import copy_pages
@@ -34,11 +35,13 @@ from ._paged_cache import PagedCache
 from ._pages import Pages
 from ._plan import Plan, Workspace, explain, plan
 from ._quantize import dequantize, quantize
+from ._top_blocks import TopPages, top_blocks
 from ._tune import tune
 
 __version__ = version()
 
 __all__ = [
+    "BlockSummaries",
     "Cancel",
     "Cancelled",
     "CheckReport",
@@ -55,6 +58,7 @@ __all__ = [
     "PagedCache",
     "Pages",
     "Plan",
+    "TopPages",
     "Unsupported",
     "Workspace",
     "append",
@@ -83,6 +87,8 @@ __all__ = [
     "prefix",
     "quantize",
     "refusals",
+    "summarize_blocks",
+    "top_blocks",
     "tune",
     "window",
 ]
