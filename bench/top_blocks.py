@@ -6,11 +6,12 @@ pages and of a prompt, with keys that are made: plain random ones, and a few clu
 Nothing made says what a model's keys do; what these two show is the time, and how far apart errors may lie.
 
 A step is one query a sequence, of several in turn, so that a step's pages are not in a cache from the step before; on
-a GPU all of them are one CUDA graph. What is compared runs in turn, and the median of the rounds counts.
+a GPU all of them are one CUDA graph. What is compared runs in turn, and the median of the rounds counts. One thread of a
+CPU is timed by the process's CPU time, which other work disturbs less, several by the clock.
 
 examples:
   top_blocks.py                                       # on a GPU: 8k to 128k tokens, 32/8 heads of 128, bf16
-  top_blocks.py --tokens 32768 --dtype float32 --json top_blocks.json
+  top_blocks.py --device cpu --threads 1 --prompts 4096 --dtype float32 --json top_blocks.json
   top_blocks.py --device cpu --tiny                   # whether it works
 """
 
@@ -20,6 +21,7 @@ import argparse
 import json
 import pathlib
 import statistics
+import time
 
 import tessella
 import tessella.torch
@@ -30,7 +32,8 @@ from top_blocks_recall import BLOCK, KINDS, SAMPLE, distance, normal, recall, re
 KEYS = ("random", "clusters")
 ROUNDS = 5
 STEPS = 8
-RUN = 256  # tokens one behind the other of one cluster
+RUN = 64  # tokens one behind the other of one cluster
+CLUSTERS = 32
 CENTRES = 0.85  # how far clusters are apart, where the noise is 1
 
 
@@ -44,10 +47,12 @@ class Decoding:
         rows = normal(batch * tokens, heads, dim, seed=3)
         queries = normal(STEPS, batch, 1, args.heads, dim, seed=4)
         if keys == "clusters":
-            centres = CENTRES * normal(64, heads, dim, seed=5)
-            runs = torch.randint(64, (-(-len(rows) // RUN),), generator=seeded(6)).repeat_interleave(RUN)[: len(rows)]
+            centres = CENTRES * normal(CLUSTERS, heads, dim, seed=5)
+            runs = torch.randint(CLUSTERS, (-(-len(rows) // RUN),), generator=seeded(6)).repeat_interleave(RUN)[
+                : len(rows)
+            ]
             rows += centres[runs]
-            towards = centres[torch.randint(64, (STEPS, batch, 1), generator=seeded(7))]
+            towards = centres[torch.randint(CLUSTERS, (STEPS, batch, 1), generator=seeded(7))]
             queries += towards.repeat_interleave(args.heads // heads, 3)
         to = {"device": args.device, "dtype": getattr(torch, args.dtype)}
         self.k = rows.reshape(-1, self.page, heads, dim).to(**to)
@@ -101,8 +106,8 @@ class Prompt:
         shape = (1, tokens, args.heads_kv, args.head_dim)
         q, k, v = (normal(*shape, seed=seed) for seed in (3, 4, 5))
         if keys == "clusters":
-            runs = torch.randint(64, (-(-tokens // RUN),), generator=seeded(6)).repeat_interleave(RUN)[:tokens]
-            centres = CENTRES * normal(64, *shape[2:], seed=5)
+            runs = torch.randint(CLUSTERS, (-(-tokens // RUN),), generator=seeded(6)).repeat_interleave(RUN)[:tokens]
+            centres = CENTRES * normal(CLUSTERS, *shape[2:], seed=5)
             q, k = q + centres[runs], k + centres[runs]
         self.tensors = [of.to(args.device, getattr(torch, args.dtype)) for of in (q, k, v)]
         self.count = max(tokens // args.block // args.one_in, 3)
@@ -157,10 +162,11 @@ def steps(step, queries, device):
 def measured(problem, label, args):
     """A row: medians of rounds in which all run in turn."""
     runs = problem.runs()
+    clock = time.process_time if args.device == "cpu" and args.threads == 1 else time.perf_counter
     times = {name: [] for name in runs}
     for round_idx in range(-1, ROUNDS):
         for name, (run, count) in runs.items():
-            took = window(run, args.window, args.device) / count
+            took = window(run, args.window, args.device, clock) / count
             if round_idx >= 0:
                 times[name].append(took)
     seconds = {name: statistics.median(of) for name, of in times.items()}
@@ -203,12 +209,15 @@ def arguments():
     parser.add_argument("--block", type=int, default=64, help="rows of a page, and of a block of queries")
     parser.add_argument("--one-in", type=int, default=16, metavar="N", help="one block in so many is chosen")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="of a CPU; 0: as many as torch takes")
     parser.add_argument("--tiny", action="store_true", help="sizes of no account")
     parser.add_argument("--window", type=float, default=0.3, metavar="S", help="seconds of one measurement")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device is cuda and torch finds no GPU, expected cpu")
+    if args.threads > 0:
+        torch.set_num_threads(args.threads)
     if args.tiny:
         args.tokens, args.prompts, args.heads, args.heads_kv, args.head_dim = "256", "256", 4, 2, 32
         args.block, args.one_in, args.window = 16, 4, 0.01
@@ -230,7 +239,7 @@ def main():
         ]
         for form, problem, sizes in (("decoding", Decoding, args.tokens), ("prompt", Prompt, args.prompts))
     }
-    machine = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
+    machine = torch.cuda.get_device_name() if args.device == "cuda" else f"cpu, {torch.get_num_threads()} threads"
     heads = f"{args.heads}/{args.heads_kv} heads of {args.head_dim}"
     size = f"batch {args.batch}, {heads}, blocks of {args.block}, {args.dtype}"
     versions = f"tessella {tessella.__version__}, torch {torch.__version__}"
