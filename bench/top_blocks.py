@@ -6,8 +6,8 @@ pages and of a prompt, with keys that are made: plain random ones, and a few clu
 Nothing made says what a model's keys do; what these two show is the time, and how far apart errors may lie.
 
 A step is one query a sequence, of several in turn, so that a step's pages are not in a cache from the step before; on
-a GPU all of them are one CUDA graph. What is compared runs in turn, and the median of the rounds counts. One thread of a
-CPU is timed by the process's CPU time, which other work disturbs less, several by the clock.
+a GPU all of them are one CUDA graph. What is compared runs in turn, and the median of the rounds counts. One thread of
+a CPU is timed by the process's CPU time, which other work disturbs less; several are timed by the clock.
 
 examples:
   top_blocks.py                                       # on a GPU: 8k to 128k tokens, 32/8 heads of 128, bf16
