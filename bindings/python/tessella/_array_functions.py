@@ -197,12 +197,16 @@ class _TorchFunctions(ArrayFunctions):
         return array.as_strided(shape, strides)
 
 
-_NUMPY = ArrayFunctions(numpy)
 _MAKERS = {"torch": _TorchFunctions, "cupy": ArrayFunctions}
+_NUMPY = ArrayFunctions(numpy)
+_known: dict[type, ArrayFunctions] = {numpy.ndarray: _NUMPY}  # types as they are met
 
 
 def functions_of(array: Any) -> ArrayFunctions:
     """The functions for an array, by the library that its class, or one it derives from, comes from."""
-    roots = (base.__module__.partition(".")[0] for base in type(array).__mro__)
-    root = next((root for root in roots if root in _MAKERS), None)
-    return _NUMPY if root is None else _MAKERS[root](sys.modules[root])
+    functions = _known.get(type(array))
+    if functions is None:
+        roots = [base.__module__.partition(".")[0] for base in type(array).__mro__]
+        root = next((root for root in roots if root in _MAKERS), None)
+        functions = _known[type(array)] = _NUMPY if root is None else _MAKERS[root](sys.modules[root])
+    return functions

@@ -1,4 +1,4 @@
-"""The snippets of docs/python.md, docs/linear.md, docs/sparse.md and README's Python section run as they stand; torch's where it is."""
+"""The snippets of docs' pages and of README's Python section run as they stand; torch's where it is."""
 
 import importlib.util
 import pathlib
