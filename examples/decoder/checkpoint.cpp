@@ -32,11 +32,33 @@ Json parsed(const std::string& path) {
   return Json::parse(file);
 }
 
+// Calls read(), and says the file of what the JSON library throws.
+template <typename Read>
+void read_json(const std::string& path, const Read& read) {
+  try {
+    read();
+  } catch (const Json::exception& error) {
+    fail(path, error.what());
+  }
+}
+
+// A number of layers, heads or the like, at most 2^24: products of three fit 64 bits.
+int64_t extent(const Json& config, const std::string& path, const char* name) {
+  const Json& value = config.at(name);
+  constexpr int64_t kMost = 1 << 24;
+  if (!value.is_number_integer() || value < 1 || value > kMost) {
+    fail(path, std::string(name) + " is " + value.dump() + ", expected an integer from 1 to " + std::to_string(kMost));
+  }
+  return value;
+}
+
 // Radians a position of each pair of columns (RoPE, arXiv 2104.09864), stretched as Llama 3.1 does where the config
 // says so.
 std::vector<float> rotary_frequencies(const Json& config, int64_t head_dim, const std::string& path) {
-  const Json parameters = config.value("rope_parameters", config.value("rope_scaling", Json()));
-  const Json given = parameters.is_object() ? parameters : Json::object();
+  Json given = Json::object();
+  for (const char* name : {"rope_parameters", "rope_scaling"}) {
+    if (given.empty() && config.value(name, Json()).is_object()) given = config.at(name);
+  }
   const double theta = given.value("rope_theta", config.value("rope_theta", 10000.0));
   const std::string type = given.value("rope_type", given.value("type", std::string("default")));
   if (type != "default" && type != "llama3") fail(path, "rope_type is " + type + ", expected default or llama3");
@@ -91,30 +113,42 @@ Checkpoint::Checkpoint(const std::string& folder) : folder_(folder) {
   std::set<std::string> files = {"model.safetensors"};
   if (std::filesystem::exists(index)) {
     files.clear();
-    const Json json = parsed(index);
-    for (const auto& [name, file] : json.at("weight_map").items()) files.insert(file);
+    read_json(index, [&] {
+      const Json json = parsed(index);
+      for (const auto& [name, file] : json.at("weight_map").items()) files.insert(file);
+    });
   }
   for (const std::string& file : files) read_file(folder + "/" + file);
 }
 
 void Checkpoint::read_config() {
   const std::string path = folder_ + "/config.json";
-  try {
+  read_json(path, [&] {
     const Json json = parsed(path);
+    // Of others some run, and none of their tokens is right.
+    const std::string type = json.at("model_type");
+    if (type != "llama") fail(path, "model_type is " + type + ", expected llama");
     Config& c = config_;
-    c.hidden = json.at("hidden_size");
-    c.intermediate = json.at("intermediate_size");
-    c.layers = json.at("num_hidden_layers");
-    c.heads = json.at("num_attention_heads");
-    c.heads_kv = json.value("num_key_value_heads", c.heads);
-    const Json head_dim = json.value("head_dim", Json());
-    c.head_dim = head_dim.is_number() ? head_dim.get<int64_t>() : c.hidden / c.heads;
-    c.vocabulary = json.at("vocab_size");
+    c.hidden = extent(json, path, "hidden_size");
+    c.intermediate = extent(json, path, "intermediate_size");
+    c.layers = extent(json, path, "num_hidden_layers");
+    c.heads = extent(json, path, "num_attention_heads");
+    const auto is_given = [&](const char* name) { return json.contains(name) && !json.at(name).is_null(); };
+    c.heads_kv = is_given("num_key_value_heads") ? extent(json, path, "num_key_value_heads") : c.heads;
+    c.head_dim = is_given("head_dim") ? extent(json, path, "head_dim") : c.hidden / c.heads;
+    c.vocabulary = extent(json, path, "vocab_size");
+    if (c.heads % c.heads_kv != 0) {
+      fail(path, "num_attention_heads is " + std::to_string(c.heads) +
+                     ", expected a multiple of num_key_value_heads, " + std::to_string(c.heads_kv));
+    }
+    if (c.head_dim < 2 || c.head_dim % 2 != 0) {
+      fail(path, "head_dim is " + std::to_string(c.head_dim) + ", expected an even number from 2 on");
+    }
     c.epsilon = json.at("rms_norm_eps");
     c.rotary_frequencies = rotary_frequencies(json, c.head_dim, path);
     const Json end = json.value("eos_token_id", Json());
-    if (end.is_number()) c.ends = {end.get<int32_t>()};
-    if (end.is_array()) c.ends = end.get<std::vector<int32_t>>();
+    if (end.is_number()) c.ends = {end.get<int64_t>()};
+    if (end.is_array()) c.ends = end.get<std::vector<int64_t>>();
     c.is_tied = json.value("tie_word_embeddings", false);
     const std::string dtype = json.value("dtype", json.value("torch_dtype", std::string("float32")));
     c.dtype = dtype == "bfloat16" ? tessella::bf16 : tessella::f32;
@@ -124,9 +158,7 @@ void Checkpoint::read_config() {
     for (const char* name : {"attention_bias", "mlp_bias"}) {
       if (json.value(name, false)) fail(path, std::string(name) + " is true, expected false");
     }
-  } catch (const Json::exception& error) {
-    fail(path, error.what());
-  }
+  });
 }
 
 void Checkpoint::read_file(const std::string& path) {
@@ -134,7 +166,11 @@ void Checkpoint::read_file(const std::string& path) {
   struct stat status {};
   if (file < 0 || ::fstat(file, &status) != 0) fail(path, "cannot be read");
   const auto size = static_cast<size_t>(status.st_size);
-  void* const data = size < 8 ? MAP_FAILED : ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
+  if (size < 8) {
+    ::close(file);
+    fail(path, "is truncated");
+  }
+  void* const data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
   ::close(file);
   if (data == MAP_FAILED) fail(path, "cannot be mapped");
   files_.emplace_back(data, [size](const void* mapped) { ::munmap(const_cast<void*>(mapped), size); });
@@ -144,7 +180,7 @@ void Checkpoint::read_file(const std::string& path) {
   std::memcpy(&length, data, 8);
   if (length > size - 8) fail(path, "is truncated");
   const auto elements = bytes.subspan(8 + length);
-  try {
+  read_json(path, [&] {
     const Json header = Json::parse(std::string_view(static_cast<const char*>(data) + 8, length));
     for (const auto& [name, entry] : header.items()) {
       if (name == "__metadata__") continue;
@@ -152,9 +188,7 @@ void Checkpoint::read_file(const std::string& path) {
       if (begin > end || end > elements.size()) fail(path, name + " lies outside the file");
       tensors_[name] = {entry.at("dtype"), entry.at("shape"), elements.subspan(begin, end - begin)};
     }
-  } catch (const Json::exception& error) {
-    fail(path, error.what());
-  }
+  });
 }
 
 std::vector<std::byte> Checkpoint::read(const std::string& name, std::initializer_list<int64_t> shape,

@@ -16,7 +16,7 @@ struct Config {
   int64_t hidden, intermediate, layers, heads, heads_kv, head_dim, vocabulary;
   float epsilon;                          // of RMSNorm
   std::vector<float> rotary_frequencies;  // (head_dim / 2): radians a position
-  std::vector<int32_t> ends;              // tokens after which there is nothing
+  std::vector<int64_t> ends;              // tokens after which there is nothing
   bool is_tied;                           // the head is the embedding
   tessella::DType dtype;                  // f32 or bf16: how it is best computed; f16 is widened
 };

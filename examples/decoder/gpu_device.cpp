@@ -18,7 +18,7 @@ class Library {
  public:
   Library(std::initializer_list<const char*> names, const std::string& what) {
     for (const char* name : names) {
-      if (name != nullptr && handle_ == nullptr) handle_ = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+      if (handle_ == nullptr) handle_ = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     }
     if (handle_ == nullptr) throw std::runtime_error(what + " was not found");
   }
@@ -41,11 +41,17 @@ class Library {
 using Address = unsigned long long;  // of a GPU's memory: CUdeviceptr
 Address address_of(const void* data) { return reinterpret_cast<Address>(data); }
 
+// TESSELLA_NVRTC, or what the dynamic linker or the toolkit's folder has; the library itself looks in more places.
+Library open_nvrtc() {
+  const std::string what = "NVRTC, which compiles kernels,";
+  const char* const given = std::getenv("TESSELLA_NVRTC");
+  if (given != nullptr && *given != '\0') return Library({given}, what);
+  return Library({"libnvrtc.so.13", "libnvrtc.so.12", "/usr/local/cuda/lib64/libnvrtc.so"}, what);
+}
+
 // A cubin of rows.cuh for an architecture, as "sm_90".
 std::vector<char> compiled(const std::string& architecture, const char* element) {
-  const Library nvrtc(
-      {std::getenv("TESSELLA_NVRTC"), "libnvrtc.so.13", "libnvrtc.so.12", "/usr/local/cuda/lib64/libnvrtc.so"},
-      "NVRTC, which compiles kernels,");
+  const Library nvrtc = open_nvrtc();
   void* program = nullptr;
   nvrtc.call("nvrtcCreateProgram", &program, kRowsSource, "rows.cuh", 0, static_cast<const char**>(nullptr),
              static_cast<const char**>(nullptr));
@@ -70,8 +76,9 @@ class GpuDevice : public Device {
   explicit GpuDevice(const char* element) {
     int device = 0, major = 0, minor = 0;
     void* context = nullptr;
-    cu_.call("cuInit", 0U);
-    cu_.call("cuDeviceGet", &device, 0);
+    if (cu_.status("cuInit", 0U) != 0 || cu_.status("cuDeviceGet", &device, 0) != 0) {
+      throw std::runtime_error("no GPU here: the driver has none");
+    }
     cu_.call("cuDevicePrimaryCtxRetain", &context, device);
     cu_.call("cuCtxSetCurrent", context);
     cu_.call("cuDeviceGetAttribute", &major, 75, device);  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR

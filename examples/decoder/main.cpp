@@ -1,8 +1,11 @@
 // Continues prompts with a Llama's decoder: attention, the cache and linear layers by tessella, on the CPU or a GPU.
+#include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <exception>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -15,14 +18,14 @@
 namespace {
 
 constexpr char kUsage[] = R"(usage: example_decoder FOLDER --prompt IDS [--prompt IDS]... [options]
-Continues prompts by a Llama in Hugging Face's format and prints the ids of all tokens, a line a prompt.
+Continues prompts by a Llama in Hugging Face's format and prints all token ids, a line a prompt.
 
-  --prompt IDS     ids of tokens, as 1,15043,3186; each prompt is a sequence of its own
-  --tokens N       of each that are generated at most [32]; fewer where all sequences end
+  --prompt IDS     token ids, as 1,15043,3186; each prompt is a sequence of its own
+  --tokens N       most new tokens a prompt [32]; fewer where a sequence ends
   --device cpu|cuda
   --dtype f32|bf16 of weights, cache and rows [that of config.json; f32 for float16]
   --temperature T  0: the likeliest token [0]
-  --top-p P        draws from the fewest tokens that have this probability together [1]
+  --top-p P        draws from the fewest tokens that have this probability together, at most 1 [1]
   --seed N         of the draws [0]
 )";
 
@@ -37,9 +40,10 @@ template <typename T>
 T number(const std::string& option, std::string_view string) {
   T value{};
   const auto [end, error] = std::from_chars(string.data(), string.data() + string.size(), value);
-  if (error != std::errc() || end != string.data() + string.size() || value < 0) {
+  bool is_number = error == std::errc() && end == string.data() + string.size() && value >= 0;
+  if constexpr (std::is_floating_point_v<T>) is_number = is_number && std::isfinite(value);
+  if (!is_number)
     throw std::invalid_argument(option + " got '" + std::string(string) + "', expected a number from 0 on");
-  }
   return value;
 }
 
@@ -75,9 +79,13 @@ Options options_of(const std::vector<std::string>& arguments) {
       throw std::invalid_argument(name + " " + std::string(value) + " is no option");
     }
   }
-  if (options.folder.empty() || options.prompts.empty() || options.tokens == 0) {
-    throw std::invalid_argument("expected a folder, a prompt and a token at least");
+  if (options.folder.empty() || options.prompts.empty()) throw std::invalid_argument("expected a folder and a prompt");
+  constexpr int64_t kMostTokens = 1 << 24;
+  if (options.tokens < 1 || options.tokens > kMostTokens) {
+    throw std::invalid_argument("--tokens is " + std::to_string(options.tokens) + ", expected 1 to " +
+                                std::to_string(kMostTokens));
   }
+  if (options.sampling.top_p > 1) throw std::invalid_argument("--top-p is above 1, expected a probability");
   return options;
 }
 
@@ -86,6 +94,7 @@ bool is_end(const Config& config, int32_t token) { return std::ranges::find(conf
 }  // namespace
 
 int main(int argc, char** argv) try {
+  if (argc == 2 && std::string_view(argv[1]) == "--help") return std::fputs(kUsage, stdout), 0;
   const Options options = options_of({argv + 1, argv + argc});
   const Checkpoint checkpoint(options.folder);
   const Config& config = checkpoint.config();
@@ -105,8 +114,10 @@ int main(int argc, char** argv) try {
               options.sampling, *device);
 
   std::vector<bool> has_ended(sequences.size());
+  int64_t num_added = 0;
   const auto add = [&](size_t i, int32_t token) {
     if (has_ended[i]) return;
+    ++num_added;
     sequences[i].push_back(token);
     has_ended[i] = is_end(config, token);
   };
@@ -123,7 +134,7 @@ int main(int argc, char** argv) try {
   int64_t done = 1;
   for (; done < std::min<int64_t>(options.tokens, 3) && !all_ended(); ++done) run();
   const auto begin = std::chrono::steady_clock::now();
-  const int64_t timed = done;
+  const int64_t before = num_added;
   for (; done < options.tokens && !all_ended(); ++done) run();
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
 
@@ -131,8 +142,8 @@ int main(int argc, char** argv) try {
     for (size_t i = 0; i < sequence.size(); ++i) std::printf("%s%d", i == 0 ? "" : ",", sequence[i]);
     std::puts("");
   }
-  if (done > timed) {
-    const double rate = static_cast<double>((done - timed) * std::ssize(sequences)) / seconds.count();
+  if (num_added > before) {
+    const double rate = static_cast<double>(num_added - before) / seconds.count();
     std::fprintf(stderr, "%.1f tokens/s, %zu sequences a step\n", rate, sequences.size());
   }
 } catch (const std::invalid_argument& error) {

@@ -145,7 +145,7 @@ void Model::normalize(const Memory& weight, int64_t first, int64_t step, int64_t
 
 void Model::choose(int64_t first, int64_t count) {
   device_.run(NextToken{reinterpret_cast<const float*>(logits_.get()) + first * config_.vocabulary,
-                        ids(tokens_) + first, ids(lengths_) + first, sampling_.seed + static_cast<uint64_t>(first),
+                        ids(tokens_) + first, ids(lengths_) + first, static_cast<int>(first), sampling_.seed,
                         static_cast<int>(config_.vocabulary), sampling_.temperature, sampling_.top_p},
               static_cast<int>(count));
 }

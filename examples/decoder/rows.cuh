@@ -77,6 +77,7 @@ struct NextToken {
   const float* logits;  // (rows, vocabulary)
   int* tokens;          // (rows): written
   int* lengths;         // (rows): each grows by the token
+  int first;            // the sequence of row 0
   unsigned long long seed;
   int vocabulary;
   float temperature;  // 0: the likeliest
@@ -84,8 +85,9 @@ struct NextToken {
 };
 
 // In [0, 1); another one for each sequence and length (splitmix64).
-ROWS_FUNCTION float random_of(unsigned long long seed, int row, int length) {
-  unsigned long long x = seed + 0x9E3779B97F4A7C15ULL * ((static_cast<unsigned long long>(row) << 32) + length + 1);
+ROWS_FUNCTION float random_of(unsigned long long seed, int sequence, int length) {
+  unsigned long long x =
+      seed + 0x9E3779B97F4A7C15ULL * ((static_cast<unsigned long long>(sequence) << 32) + length + 1);
   x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ULL;
   x = (x ^ x >> 27) * 0x94D049BB133111EBULL;
   return static_cast<float>((x ^ x >> 31) >> 40) * 0x1p-24F;
@@ -95,12 +97,14 @@ template <typename Element, typename Team>
 ROWS_FUNCTION void compute(const NextToken& p, int row, const Team& team) {
   const float* logits = p.logits + static_cast<long long>(row) * p.vocabulary;
   int likeliest = p.vocabulary;
-  float largest = -3.4e38F;
+  float largest = -float_of(0x7F800000U);  // infinity
   for (int i = team.rank(); i < p.vocabulary; i += team.size()) {
-    if (likeliest == p.vocabulary || logits[i] > largest) largest = logits[likeliest = i];
+    const bool is_first = likeliest == p.vocabulary && logits[i] == logits[i];  // NaN never leads
+    if (is_first || logits[i] > largest) largest = logits[likeliest = i];
   }
   const float most = team.largest(largest);
   likeliest = team.least(largest == most ? likeliest : p.vocabulary);
+  if (likeliest == p.vocabulary) likeliest = 0;  // all are NaN
   int chosen = likeliest;
   if (p.temperature > 0) {
     const auto weight = [&](int i) { return expf((logits[i] - most) / p.temperature); };
@@ -116,7 +120,7 @@ ROWS_FUNCTION void compute(const NextToken& p, int row, const Team& team) {
       const float middle = (least + above) / 2;
       (weight_from(middle) >= wanted ? least : above) = middle;
     }
-    const float goal = weight_from(least) * random_of(p.seed, row, p.lengths[row]);
+    const float goal = weight_from(least) * random_of(p.seed, p.first + row, p.lengths[row]);
     // Each thread has neighbours here, so that tokens are passed in their order.
     const auto border = [&](int rank) {
       return static_cast<int>(static_cast<long long>(p.vocabulary) * rank / team.size());
@@ -184,9 +188,15 @@ struct Team {
 };
 
 // Grid: a block a row. ELEMENT is defined by who compiles.
-extern "C" __global__ void embedding(Embedding p) { compute<ELEMENT>(p, blockIdx.x, Team()); }
-extern "C" __global__ void rms_norm(RmsNorm p) { compute<ELEMENT>(p, blockIdx.x, Team()); }
-extern "C" __global__ void next_token(NextToken p) { compute<ELEMENT>(p, blockIdx.x, Team()); }
+extern "C" __global__ void __launch_bounds__(Team::kMostThreads) embedding(Embedding p) {
+  compute<ELEMENT>(p, blockIdx.x, Team());
+}
+extern "C" __global__ void __launch_bounds__(Team::kMostThreads) rms_norm(RmsNorm p) {
+  compute<ELEMENT>(p, blockIdx.x, Team());
+}
+extern "C" __global__ void __launch_bounds__(Team::kMostThreads) next_token(NextToken p) {
+  compute<ELEMENT>(p, blockIdx.x, Team());
+}
 
 #else
 

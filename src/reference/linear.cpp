@@ -69,10 +69,11 @@ constexpr int64_t kMostColumns = 1024;  // that a check of some rows compares of
 
 LinearElement linear_element(const LinearArguments& a, int64_t row, int64_t column) {
   const double unit = unit_roundoff(a.dtype() == DType::f64 ? DType::f64 : DType::f32);
-  // Matrix units add 8 products at once and cut what a sum of fp32 has no room for: half a unit in the last place of
-  // the sum so far, on average half of the whole (Fasi, Higham, Mikaitis, Pranesh: Numerical behavior of NVIDIA tensor
-  // cores, doi.org/10.7717/peerj-cs.330). With products of one sign all cuts add up.
-  const double cuts = core::size_bytes(a.dtype()) == 2 ? static_cast<double>(a.in_features) / 16 : 0;
+  // Matrix units of GPUs add 8 products at once and cut what a sum of fp32 has no room for: half a unit in the last
+  // place of the sum so far, on average half of the whole (Fasi, Higham, Mikaitis, Pranesh: Numerical behavior of
+  // NVIDIA tensor cores, doi.org/10.7717/peerj-cs.330). With products of one sign all cuts add up.
+  const bool has_cuts = a.device.type != core::DeviceType::cpu && core::size_bytes(a.dtype()) == 2;
+  const double cuts = has_cuts ? static_cast<double>(a.in_features) / 16 : 0;
   const double roundings = std::log2(static_cast<double>(a.in_features)) + 4 + cuts;
   const Sum<double> first = sum<double>(a, row, column);
   LinearElement element{first.value, roundings * unit * first.size};

@@ -37,7 +37,7 @@ count() { # count NAME STATUS LOG
     failed=$((failed + 1))
     echo "FAILED $1 (exit status $2)"
     tail -n 40 "$3"
-  elif grep -q '^\[  SKIPPED \]' "$3"; then
+  elif grep -qE '^\[  SKIPPED \]|^OK \(skipped=' "$3"; then
     skipped=$((skipped + 1))
     grep -m1 -A1 'Skipped$' "$3" | tail -n 1 | sed "s|^|skipped $1: |"
   else

@@ -44,8 +44,8 @@ HWY_INLINE auto with_weights(core::DType dtype, Fn&& fn) {
   return with_elements<float>(dtype, fn);
 }
 
-// How a block of columns is read and multiplied. T: the elements of w as they are stored. Of x it is kParts vectors,
-// not a struct: GCC makes the constructor of a template's arrays for no target.
+// How a block of columns is read and multiplied. T: the elements of w as they are stored. x is kParts plain vectors:
+// GCC compiles the constructor of an array of structs without the target attribute.
 template <typename T>
 struct Columns {
   using Stored = T;
