@@ -107,7 +107,7 @@ class Prompt:
         q, k, v = (normal(*shape, seed=seed) for seed in (3, 4, 5))
         if keys == "clusters":
             runs = torch.randint(CLUSTERS, (-(-tokens // RUN),), generator=seeded(6)).repeat_interleave(RUN)[:tokens]
-            centres = CENTRES * normal(CLUSTERS, *shape[2:], seed=5)
+            centres = CENTRES * normal(CLUSTERS, *shape[2:], seed=7)
             q, k = q + centres[runs], k + centres[runs]
         self.tensors = [of.to(args.device, getattr(torch, args.dtype)) for of in (q, k, v)]
         self.count = max(tokens // args.block // args.one_in, 3)

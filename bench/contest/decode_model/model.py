@@ -8,7 +8,7 @@ import torch
 
 FEWEST_HELD = 8  # layers: their weights are far more than caches hold
 SPARE_BYTES = 8 << 30  # of a GPU, for backends and the check
-KEY_DEVIATION = 3.0  # scores differ so much that an output depends on few keys: one that is missing is seen
+KEY_DEVIATION = 3.0  # scores differ so much that an output depends on few keys: many that are missing are seen
 DTYPE = torch.bfloat16
 ITEM_BYTES = 2
 

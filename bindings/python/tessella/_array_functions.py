@@ -32,6 +32,10 @@ class ArrayFunctions:
             )
         return self.library.asarray(array)
 
+    def checked(self, name: str, array: Any, like: Any = None) -> Any:
+        """The same, with what the library remembers of it for gradients."""
+        return self.array(name, array, like)
+
     def computable(self, array: Any) -> Any:
         """The array in a dtype that its library multiplies fast."""
         return array if array.dtype == self.library.float64 else array.astype(self.library.float32)
@@ -72,6 +76,11 @@ class ArrayFunctions:
     def where(self, condition: Any, array: Any, other: Any) -> Any:
         """Element by element; other: an array or a number, of the array's dtype then."""
         return self.library.where(condition, array, self.library.asarray(other, array.dtype))
+
+    def finite(self, array: Any) -> Any:
+        """With the largest and least finite numbers for infinities, and the least for NaN."""
+        of = self.library.finfo(array.dtype)
+        return self.library.nan_to_num(array, nan=float(of.min), posinf=float(of.max), neginf=float(of.min))
 
     def joined(self, arrays: Sequence[Any], axis: int) -> Any:
         """One behind the other."""
@@ -129,6 +138,9 @@ class ArrayFunctions:
 
 class _TorchFunctions(ArrayFunctions):
     def array(self, name: str, array: Any, like: Any = None) -> Any:
+        return self.checked(name, array, like).detach()
+
+    def checked(self, name: str, array: Any, like: Any = None) -> Any:
         torch = self.library
         if not isinstance(array, torch.Tensor):
             raise InvalidArgument(f"{name} is {type(array).__name__}, expected a tensor of torch as all others")
@@ -137,7 +149,7 @@ class _TorchFunctions(ArrayFunctions):
             raise InvalidArgument(f"{name} {problem}")
         if like is not None and array.device != like.device:
             raise InvalidArgument(f"{name} is on {array.device}, expected {like.device}")
-        return array.detach()
+        return array
 
     def computable(self, array: Any) -> Any:
         return array

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
+
 from . import _declarations as d
 from ._array_functions import ArrayFunctions, functions_of
 from ._arrays import dtype_of
@@ -53,6 +55,7 @@ class BlockSummaries:
                     f"k has shape {tuple(k.shape)}, expected {expected}, the pool that was summarised, a page a block"
                 )
             table, lengths = tables(functions, page_table, seqlens_kv, None, self.blocks)
+            require_lengths(functions, "seqlens_kv", lengths, int(table.shape[1]) * self.block_size)
             count = pages_of(integer("new", new, (1, INT32[1])), self.block_size)
             last = (functions.indices(lengths)[:, None] - 1) // self.block_size
             columns = functions.clip(last - functions.arange(count, k), 0, table.shape[1] - 1)
@@ -96,6 +99,7 @@ def summarize_blocks(k: Any, block_size: int, *, kind: str = "mean", seqlens_kv:
             lengths = require_int32(
                 "seqlens_kv", functions.array("seqlens_kv", seqlens_kv, k), (k.shape[0],), "(batch)"
             )
+            require_lengths(functions, "seqlens_kv", lengths, int(k.shape[1]))
         return BlockSummaries(reduced_blocks(functions, k, size, lengths, kind), kind, size, int(k.shape[1]))
     except (Error, TypeError) as error:
         name_function(error, "summarize_blocks")
@@ -131,6 +135,13 @@ def tables(
     rows = table.shape[0] if batch is None else batch
     require_int32("page_table", table, (rows, table.shape[1]), "(batch, pages)")
     return table, require_int32("seqlens_kv", lengths, (rows,), "(batch)")
+
+
+def require_lengths(functions: ArrayFunctions, name: str, lengths: Any, most: int) -> None:
+    """Raises unless lengths on the CPU are 0 to `most`, as calls of attention do; those of a GPU are not read."""
+    if functions.library is numpy and lengths.size and not 0 <= lengths.min() <= lengths.max() <= most:
+        wrong = lengths[(lengths < 0) | (lengths > most)][0]
+        raise InvalidArgument(f"{name} has the length {wrong}, expected 0 to {most}")
 
 
 def pages_of(rows: int, page_size: int) -> int:

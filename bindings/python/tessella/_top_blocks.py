@@ -8,7 +8,15 @@ from typing import Any
 
 from ._array_functions import ArrayFunctions, functions_of
 from ._attention import attention
-from ._block_summaries import BlockSummaries, pages_of, reduced_blocks, require_int32, require_real, tables
+from ._block_summaries import (
+    BlockSummaries,
+    pages_of,
+    reduced_blocks,
+    require_int32,
+    require_lengths,
+    require_real,
+    tables,
+)
 from ._errors import Error, InvalidArgument, Unsupported, name_function
 from ._scalars import INT32, integer, real
 
@@ -53,10 +61,12 @@ class TopPages:
             for name in options:
                 if name not in _OPTIONS:
                     raise Unsupported(f"{name} is given beside chosen pages, expected one of {', '.join(_OPTIONS)}")
-            if options.get("mask") not in (None, "causal"):
-                raise Unsupported(f"mask is {options['mask']!r} beside chosen pages, expected 'causal' or None")
+            mask = options.get("mask")
+            if mask is not None and not (isinstance(mask, str) and mask == "causal"):
+                raise Unsupported(f"mask is {mask!r} beside chosen pages, expected 'causal' or None")
             functions = functions_of(k)
-            k, v = functions.array("k", k), functions.array("v", v, k)
+            k = functions.checked("k", k)
+            q, v = functions.checked("q", q, k), functions.checked("v", v, k)
             batch, heads, count = self.pages.shape
             if len(q.shape) != 4 or q.shape[0] != batch or q.shape[2] % heads:
                 raise InvalidArgument(
@@ -156,7 +166,7 @@ def top_blocks(
             return chooser.pages(q, factor, *tables(functions, page_table, seqlens_kv, q.shape[0], q))
         if block_q is None:
             raise InvalidArgument("block_q is absent, expected it, or page_table for decoding")
-        if mask not in ("causal", None):
+        if mask is not None and not (isinstance(mask, str) and mask == "causal"):
             raise InvalidArgument(f"mask is {mask!r}, expected 'causal' or None")
         lengths = [
             None if of is None else require_int32(name, functions.array(name, of, q), (q.shape[0],), "(batch)")
@@ -191,6 +201,7 @@ class _Chooser:
             )
         batch, new, heads_q, head_dim = q.shape
         num_columns = table.shape[1]
+        require_lengths(of, "seqlens_kv", lengths, num_columns * self.size)
         keep_last = max(self.keep_last, pages_of(new, self.size))
         count = self._counted(num_columns, keep_last, "page_table.shape[1]")
 
@@ -209,6 +220,7 @@ class _Chooser:
             scores = of.softmax(of.where((is_there & ~is_recent)[:, None], scores, -_INFINITY)).sum(2)
         else:
             scores = scores[:, :, 0]
+        scores = of.finite(scores)  # pages that are always kept lead
         scores = of.where(~(is_recent | (columns < self.keep_first)), scores, _INFINITY)
         best, at = of.top(of.where(is_there, scores, -_INFINITY), count)
         is_chosen = best != -_INFINITY
@@ -226,6 +238,12 @@ class _Chooser:
             raise InvalidArgument(f"q.shape[0] is {q.shape[0]}, expected {batch}, the batch of the summaries")
         if is_causal and self.keep_last < 1:
             raise InvalidArgument("keep_last is 0, expected at least 1: a query's own block")
+        for name, lengths, most in (
+            ("seqlens_q", lengths_q, seqlen_q),
+            ("seqlens_kv", lengths_kv, self.summaries.seqlen),
+        ):
+            if lengths is not None:
+                require_lengths(of, name, lengths, most)
         keep_last = self.keep_last + pages_of(block_q, self.size) - 1 if is_causal else 0
         count = self._counted(num_blocks, keep_last, "the number of blocks")
 
@@ -250,6 +268,7 @@ class _Chooser:
             is_seen = columns <= (len_kv - 1) // self.size
             is_kept = columns < 0
         is_kept = is_kept | (columns < self.keep_first)
+        scores = of.finite(scores)
         scores = of.where(is_seen, of.where(~is_kept, scores, _INFINITY), -_INFINITY)
         best, at = of.top(scores, count)
         return of.scattered(best != -_INFINITY, at, num_blocks)
@@ -285,4 +304,6 @@ def _by_head(functions: ArrayFunctions, name: str, pool: Any, heads: int) -> tup
     unit = math.gcd(page, head) or 1  # pages of the view start where a page has a head, and overlap
     steps = (page // unit, head // unit)
     count = (num_pages - 1) * steps[0] + (heads - 1) * steps[1] + 1
+    if count > INT32[1]:
+        raise Unsupported(f"{name} has strides that make {count} pages of one head, expected at most {INT32[1]}")
     return functions.as_strided(pool, (count, page_size, 1, head_dim), (unit, row, head, channel)), steps

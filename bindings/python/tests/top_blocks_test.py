@@ -251,6 +251,20 @@ def test_pages_that_are_not_chosen_are_not_read():
     assert (again.pages == chosen.pages).all()
 
 
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("group", [1, 2])
+def test_pages_that_are_always_kept_lead_any_score(value, group):
+    cache = Cache([77], heads=1)
+    cache.k[cache.table[0, 2:8], 0, 0, 0] = value  # summaries and scores too
+    q = np.abs(normal(1, 1, group, 16))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for kind in KINDS:
+            summaries = tessella.summarize_blocks(cache.k, 8, kind=kind)
+            chosen = tessella.top_blocks(q, summaries, 3, page_table=cache.table, seqlens_kv=cache.lengths)
+            columns = cache.columns(chosen, 0, 0)
+            assert columns[0] == 0 and columns[-1] == 9 and len(columns) == 3 and chosen.lengths[0, 0] == 21
+
+
 def test_evicted_pages_are_not_chosen():
     cache = Cache([80, 70])
     cache.table[:, 1:3] = -1
@@ -348,6 +362,24 @@ PAGED = {"page_table": np.array([[0], [1]], np.int32), "seqlens_kv": np.array([1
             ValueError,
             "page_table.dtype is float64, expected int32",
         ),
+        (
+            lambda: tessella.top_blocks(Q, OF_PAGES, 4, **{**PAGED, "seqlens_kv": np.array([16, 17], np.int32)}),
+            ValueError,
+            "seqlens_kv has the length 17, expected 0 to 16",
+        ),
+        (
+            lambda: tessella.top_blocks(Q, SUMMARIES, 4, block_q=4, seqlens_kv=np.array([-5, 1], np.int32)),
+            ValueError,
+            "^top_blocks: seqlens_kv has the length -5, expected 0 to 16",
+        ),
+        (
+            lambda: tessella.summarize_blocks(K, 4, seqlens_kv=np.array([3, 99], np.int32)),
+            ValueError,
+            "^summarize_blocks: seqlens_kv has the length 99, expected 0 to 16",
+        ),
+        (lambda: tessella.top_blocks(Q, SUMMARIES, 4, block_q=4, mask=np.ones(3)), ValueError, "mask is array"),
+        (lambda: chosen().attention(Q, K, K, mask=np.ones(3)), NotImplementedError, "mask is array"),
+        (lambda: chosen().attention([1], K, K), ValueError, "^TopPages.attention: q is list, expected an array"),
         (
             lambda: SUMMARIES.update(K, **PAGED),
             ValueError,

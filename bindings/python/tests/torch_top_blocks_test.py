@@ -168,3 +168,26 @@ def test_a_graph_of_a_decode_step(kind):
         step.call["seqlens_kv"] += 1
         graph.replay()
         torch.testing.assert_close(out, decode(), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_pages_that_are_always_kept_lead_any_score(device, value):
+    step = Step(device, dtype=torch.float16)
+    q, k, _ = step.tensors
+    k[:, 0, :, 0] = value
+    for kind in KINDS:
+        summaries = tessella.summarize_blocks(k, 8, kind=kind)
+        chosen = tessella.top_blocks(q.abs(), summaries, 3, **step.call)
+        for b, length in enumerate(LENGTHS):
+            columns = -(-length // 8)
+            last = min(3, columns) - 1
+            assert (chosen.pages[b, :, last] == int(step.table[b, columns - 1])).all()
+            assert (chosen.lengths[b] == length - 8 * (columns - last - 1)).all()
+
+
+def test_gradients_are_refused_as_by_attention(device):
+    step = Step(device)
+    q, k, v = step.tensors
+    chosen = tessella.top_blocks(q, tessella.summarize_blocks(k, 8), 4, **step.call)
+    with pytest.raises(NotImplementedError, match="gradient|grad"):
+        chosen.attention(q, k, v.requires_grad_(), attend=tt.attention)

@@ -2,7 +2,7 @@
 
 namespace tessella::core {
 
-// The layers of Llama2-7B and of CodeLlama-34B (docs/results/2026-11-30-linear-h200.md).
+// Matrices of Llama2-7B and of CodeLlama-34B, without SwiGLU (docs/results/2026-11-30-linear-h200.md).
 std::string_view shipped_dataflow() {
   return "NVIDIA H200, x bf16, w bf16 (12288, 4096), none\t64 cuda.linear_sm90\t128 cuda.linear_blas\n"
          "NVIDIA H200, x bf16, w bf16 (4096, 4096), none\t64 cuda.linear_sm90\t128 cuda.linear_blas\n"
