@@ -26,12 +26,6 @@ using Json = nlohmann::json;
   throw std::runtime_error(file + ": " + what);
 }
 
-Json parsed(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) fail(path, "cannot be read");
-  return Json::parse(file);
-}
-
 // Calls read(), and says the file of what the JSON library throws.
 template <typename Read>
 void read_json(const std::string& path, const Read& read) {
@@ -42,40 +36,90 @@ void read_json(const std::string& path, const Read& read) {
   }
 }
 
-// A number of layers, heads or the like, at most 2^24: products of three fit 64 bits.
-int64_t extent(const Json& config, const std::string& path, const char* name) {
-  const Json& value = config.at(name);
-  constexpr int64_t kMost = 1 << 24;
-  if (!value.is_number_integer() || value < 1 || value > kMost) {
-    fail(path, std::string(name) + " is " + value.dump() + ", expected an integer from 1 to " + std::to_string(kMost));
-  }
-  return value;
+Json parsed(const std::string& path) {
+  if (!std::filesystem::is_regular_file(path)) fail(path, "is no file");
+  std::ifstream file(path);
+  if (!file) fail(path, "cannot be read");
+  return Json::parse(file);
 }
+
+// Members of an object of config.json. One that is null is absent.
+class Members {
+ public:
+  Members(Json object, std::string path) : object_(std::move(object)), path_(std::move(path)) {
+    if (!object_.is_object()) fail(path_, "is " + object_.dump() + ", expected an object");
+  }
+
+  const Json& at(const char* name) const {
+    if (!has(name)) fail(path_, std::string("has no ") + name);
+    return object_.at(name);
+  }
+  bool has(const char* name) const { return object_.contains(name) && !object_.at(name).is_null(); }
+
+  // A number of layers, heads or the like, at most 2^24: products of three fit 64 bits.
+  int64_t extent(const char* name) const {
+    constexpr int64_t kMost = 1 << 24;
+    const Json& value = at(name);
+    const bool is_one = value.is_number_integer() && value >= 1 && value <= kMost;
+    return is_one ? value.get<int64_t>() : wrong<int64_t>(name, "an integer from 1 to " + std::to_string(kMost));
+  }
+  double positive(const char* name) const {
+    const Json& value = at(name);
+    return value.is_number() && value > 0 ? value.get<double>() : wrong<double>(name, "a number above 0");
+  }
+  std::string word(const char* name, const char* otherwise) const {
+    if (!has(name)) return otherwise;
+    return at(name).is_string() ? at(name).get<std::string>() : wrong<std::string>(name, "a string");
+  }
+  bool flag(const char* name) const {
+    if (!has(name)) return false;
+    return at(name).is_boolean() ? at(name).get<bool>() : wrong<bool>(name, "true or false");
+  }
+  void expect(bool is_right, const char* name, const std::string& expected) const {
+    if (!is_right) wrong<bool>(name, expected);
+  }
+  Members object(const char* name) const { return {has(name) ? at(name) : Json::object(), path_ + ", " + name}; }
+
+ private:
+  template <typename T>
+  [[noreturn]] T wrong(const char* name, const std::string& expected) const {
+    fail(path_, std::string(name) + " is " + (has(name) ? at(name).dump() : "absent") + ", expected " + expected);
+  }
+
+  Json object_;
+  std::string path_;
+};
 
 // Radians a position of each pair of columns (RoPE, arXiv 2104.09864), stretched as Llama 3.1 does where the config
 // says so.
-std::vector<float> rotary_frequencies(const Json& config, int64_t head_dim, const std::string& path) {
-  Json given = Json::object();
-  for (const char* name : {"rope_parameters", "rope_scaling"}) {
-    if (given.empty() && config.value(name, Json()).is_object()) given = config.at(name);
-  }
-  const double theta = given.value("rope_theta", config.value("rope_theta", 10000.0));
-  const std::string type = given.value("rope_type", given.value("type", std::string("default")));
-  if (type != "default" && type != "llama3") fail(path, "rope_type is " + type + ", expected default or llama3");
+std::vector<float> rotary_frequencies(const Members& config, int64_t head_dim) {
+  const Members given = config.object(config.has("rope_parameters") ? "rope_parameters" : "rope_scaling");
+  const double theta = given.has("rope_theta")    ? given.positive("rope_theta")
+                       : config.has("rope_theta") ? config.positive("rope_theta")
+                                                  : 10000;
+  const char* const name = given.has("rope_type") ? "rope_type" : "type";
+  const std::string type = given.word(name, "default");
+  given.expect(type == "default" || type == "llama3", name, "default or llama3");
   std::vector<float> frequencies;
   for (int64_t i = 0; i < head_dim / 2; ++i) {
     double frequency = std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
     if (type == "llama3") {
       // Of the positions that the model was first trained for: how many turns a pair makes in them.
-      const double turns =
-          given.at("original_max_position_embeddings").get<double>() * frequency / (2 * std::numbers::pi);
-      const double low = given.at("low_freq_factor").get<double>(), high = given.at("high_freq_factor").get<double>();
+      const double turns = given.positive("original_max_position_embeddings") * frequency / (2 * std::numbers::pi);
+      const double low = given.positive("low_freq_factor"), high = given.positive("high_freq_factor");
+      given.expect(high > low, "high_freq_factor", "more than low_freq_factor");
       const double kept = std::clamp((turns - low) / (high - low), 0.0, 1.0);
-      frequency *= kept + (1 - kept) / given.at("factor").get<double>();
+      frequency *= kept + (1 - kept) / given.positive("factor");
     }
     frequencies.push_back(static_cast<float>(frequency));
   }
   return frequencies;
+}
+
+std::string string_of(std::span<const int64_t> shape) {
+  std::string string = "(";
+  for (const int64_t extent : shape) string += (string.size() > 1 ? ", " : "") + std::to_string(extent);
+  return string + ")";
 }
 
 float half_to_float(uint16_t half) {
@@ -124,44 +168,40 @@ Checkpoint::Checkpoint(const std::string& folder) : folder_(folder) {
 void Checkpoint::read_config() {
   const std::string path = folder_ + "/config.json";
   read_json(path, [&] {
-    const Json json = parsed(path);
-    // Of others some run, and none of their tokens is right.
-    const std::string type = json.at("model_type");
-    if (type != "llama") fail(path, "model_type is " + type + ", expected llama");
+    const Members members(parsed(path), path);
+    // Others may run, and their tokens are wrong.
+    members.expect(members.word("model_type", "") == "llama", "model_type", "llama");
+    members.expect(members.word("hidden_act", "silu") == "silu", "hidden_act", "silu");
+    for (const char* name : {"attention_bias", "mlp_bias"}) members.expect(!members.flag(name), name, "false");
     Config& c = config_;
-    c.hidden = extent(json, path, "hidden_size");
-    c.intermediate = extent(json, path, "intermediate_size");
-    c.layers = extent(json, path, "num_hidden_layers");
-    c.heads = extent(json, path, "num_attention_heads");
-    const auto is_given = [&](const char* name) { return json.contains(name) && !json.at(name).is_null(); };
-    c.heads_kv = is_given("num_key_value_heads") ? extent(json, path, "num_key_value_heads") : c.heads;
-    c.head_dim = is_given("head_dim") ? extent(json, path, "head_dim") : c.hidden / c.heads;
-    c.vocabulary = extent(json, path, "vocab_size");
-    if (c.heads % c.heads_kv != 0) {
-      fail(path, "num_attention_heads is " + std::to_string(c.heads) +
-                     ", expected a multiple of num_key_value_heads, " + std::to_string(c.heads_kv));
+    c.hidden = members.extent("hidden_size");
+    c.intermediate = members.extent("intermediate_size");
+    c.layers = members.extent("num_hidden_layers");
+    c.heads = members.extent("num_attention_heads");
+    c.heads_kv = members.has("num_key_value_heads") ? members.extent("num_key_value_heads") : c.heads;
+    members.expect(c.heads % c.heads_kv == 0, "num_attention_heads",
+                   "a multiple of num_key_value_heads, " + std::to_string(c.heads_kv));
+    c.head_dim = members.has("head_dim") ? members.extent("head_dim") : c.hidden / c.heads;
+    members.expect(c.head_dim >= 2 && c.head_dim % 2 == 0, "head_dim",
+                   "hidden_size / num_attention_heads or itself an even number");
+    c.vocabulary = members.extent("vocab_size");
+    c.epsilon = static_cast<float>(members.positive("rms_norm_eps"));
+    c.rotary_frequencies = rotary_frequencies(members, c.head_dim);
+    if (members.has("eos_token_id")) {
+      const Json& end = members.at("eos_token_id");
+      c.ends = end.is_array() ? end.get<std::vector<int64_t>>() : std::vector{end.get<int64_t>()};
     }
-    if (c.head_dim < 2 || c.head_dim % 2 != 0) {
-      fail(path, "head_dim is " + std::to_string(c.head_dim) + ", expected an even number from 2 on");
-    }
-    c.epsilon = json.at("rms_norm_eps");
-    c.rotary_frequencies = rotary_frequencies(json, c.head_dim, path);
-    const Json end = json.value("eos_token_id", Json());
-    if (end.is_number()) c.ends = {end.get<int64_t>()};
-    if (end.is_array()) c.ends = end.get<std::vector<int64_t>>();
-    c.is_tied = json.value("tie_word_embeddings", false);
-    const std::string dtype = json.value("dtype", json.value("torch_dtype", std::string("float32")));
-    c.dtype = dtype == "bfloat16" ? tessella::bf16 : tessella::f32;
-    if (const std::string act = json.value("hidden_act", std::string("silu")); act != "silu") {
-      fail(path, "hidden_act is " + act + ", expected silu");
-    }
-    for (const char* name : {"attention_bias", "mlp_bias"}) {
-      if (json.value(name, false)) fail(path, std::string(name) + " is true, expected false");
-    }
+    c.is_tied = members.flag("tie_word_embeddings");
+    const char* const dtype = members.has("dtype") ? "dtype" : "torch_dtype";
+    const std::string stored = members.word(dtype, "float32");
+    members.expect(stored == "bfloat16" || stored == "float32" || stored == "float16", dtype,
+                   "float32, float16 or bfloat16");
+    c.dtype = stored == "bfloat16" ? tessella::bf16 : tessella::f32;
   });
 }
 
 void Checkpoint::read_file(const std::string& path) {
+  if (!std::filesystem::is_regular_file(path)) fail(path, "is no file");
   const int file = ::open(path.c_str(), O_RDONLY);
   struct stat status {};
   if (file < 0 || ::fstat(file, &status) != 0) fail(path, "cannot be read");
@@ -200,9 +240,13 @@ std::vector<std::byte> Checkpoint::read(const std::string& name, std::initialize
   for (const int64_t extent : shape) count *= extent;
   const size_t element_bytes = tensor.dtype == "F32" ? 4 : tensor.dtype == "F16" || tensor.dtype == "BF16" ? 2 : 0;
   if (element_bytes == 0) fail(folder_, name + " is " + tensor.dtype + ", expected F32, F16 or BF16");
-  const bool is_as_config_says = std::equal(shape.begin(), shape.end(), tensor.shape.begin(), tensor.shape.end());
-  if (!is_as_config_says || tensor.elements.size() != static_cast<size_t>(count) * element_bytes) {
-    fail(folder_, name + " has another shape than config.json says");
+  if (!std::ranges::equal(shape, tensor.shape)) {
+    fail(folder_,
+         name + " has shape " + string_of(tensor.shape) + ", expected " + string_of(shape) + " by config.json");
+  }
+  if (tensor.elements.size() != static_cast<size_t>(count) * element_bytes) {
+    fail(folder_, name + " has " + std::to_string(tensor.elements.size()) + " bytes, expected " +
+                      std::to_string(static_cast<size_t>(count) * element_bytes));
   }
   if (dtype == tessella::bf16) return converted<BFloat16>(tensor.elements, tensor.dtype);
   return converted<float>(tensor.elements, tensor.dtype);

@@ -1,6 +1,7 @@
 #include <cstdlib>
 #include <cstring>
-#include <new>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "device.hpp"
@@ -15,7 +16,7 @@ class CpuDevice : public Device {
   Memory allocate(size_t bytes) override {
     const size_t size = (bytes + 255) / 256 * 256;
     auto* data = static_cast<std::byte*>(std::aligned_alloc(256, size));
-    if (data == nullptr) throw std::bad_alloc();
+    if (data == nullptr) throw std::runtime_error("no memory for " + std::to_string(bytes) + " bytes");
     std::memset(data, 0, size);
     return {data, std::free};
   }

@@ -47,11 +47,17 @@ T number(const std::string& option, std::string_view string) {
   return value;
 }
 
+std::string one_of(const std::string& option, std::string_view value, const char* first, const char* second) {
+  if (value == first || value == second) return std::string(value);
+  throw std::invalid_argument(option + " got '" + std::string(value) + "', expected " + first + " or " + second);
+}
+
 Options options_of(const std::vector<std::string>& arguments) {
   Options options;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& name = arguments[i];
     if (!name.starts_with("--")) {
+      if (!options.folder.empty()) throw std::invalid_argument(name + " is a second folder, expected one");
       options.folder = name;
       continue;
     }
@@ -65,10 +71,10 @@ Options options_of(const std::vector<std::string>& arguments) {
       }
     } else if (name == "--tokens") {
       options.tokens = number<int64_t>(name, value);
-    } else if (name == "--device" && (value == "cpu" || value == "cuda")) {
-      options.device = value;
-    } else if (name == "--dtype" && (value == "f32" || value == "bf16")) {
-      options.dtype = value;
+    } else if (name == "--device") {
+      options.device = one_of(name, value, "cpu", "cuda");
+    } else if (name == "--dtype") {
+      options.dtype = one_of(name, value, "f32", "bf16");
     } else if (name == "--temperature") {
       options.sampling.temperature = number<float>(name, value);
     } else if (name == "--top-p") {
@@ -76,7 +82,7 @@ Options options_of(const std::vector<std::string>& arguments) {
     } else if (name == "--seed") {
       options.sampling.seed = number<uint64_t>(name, value);
     } else {
-      throw std::invalid_argument(name + " " + std::string(value) + " is no option");
+      throw std::invalid_argument(name + " is no option");
     }
   }
   if (options.folder.empty() || options.prompts.empty()) throw std::invalid_argument("expected a folder and a prompt");
@@ -103,7 +109,10 @@ int main(int argc, char** argv) try {
   for (const auto& prompt : sequences) {
     longest = std::max(longest, prompt.size());
     for (const int32_t token : prompt) {
-      if (token >= config.vocabulary) throw std::invalid_argument("--prompt has a token beyond the vocabulary");
+      if (token >= config.vocabulary) {
+        throw std::invalid_argument("--prompt has the token " + std::to_string(token) + ", the vocabulary has " +
+                                    std::to_string(config.vocabulary));
+      }
     }
   }
   const tessella::DType dtype = options.dtype.empty()    ? config.dtype
@@ -142,6 +151,7 @@ int main(int argc, char** argv) try {
     for (size_t i = 0; i < sequence.size(); ++i) std::printf("%s%d", i == 0 ? "" : ",", sequence[i]);
     std::puts("");
   }
+  if (std::fflush(stdout) != 0) throw std::runtime_error("the tokens cannot be written");
   if (num_added > before) {
     const double rate = static_cast<double>(num_added - before) / seconds.count();
     std::fprintf(stderr, "%.1f tokens/s, %zu sequences a step\n", rate, sequences.size());
