@@ -55,14 +55,16 @@ class BlockSummaries:
                     f"k has shape {tuple(k.shape)}, expected {expected}, the pool that was summarised, a page a block"
                 )
             table, lengths = tables(functions, page_table, seqlens_kv, None, self.blocks)
-            require_lengths(functions, "seqlens_kv", lengths, int(table.shape[1]) * self.block_size)
+            require_values(functions, "page_table", table, -1, num_pages - 1)
+            require_values(functions, "seqlens_kv", lengths, 0, int(table.shape[1]) * self.block_size)
             count = pages_of(integer("new", new, (1, INT32[1])), self.block_size)
             last = (functions.indices(lengths)[:, None] - 1) // self.block_size
             columns = functions.clip(last - functions.arange(count, k), 0, table.shape[1] - 1)
             # What a page gets is made of its rows alone: a page that was not written, or that is twice in here, keeps
             # its summary.
             pages = functions.clip(functions.indices(functions.take(table, columns)), 0, num_pages - 1).reshape(-1)
-            self.blocks[:, 0][pages] = _reduced(functions, k[pages], None, self.kind, 1)
+            made = _reduced(functions, k[pages], None, self.kind, 1)
+            self.blocks[:, 0][pages] = functions.cast(made, self.blocks)
         except (Error, TypeError) as error:
             name_function(error, "BlockSummaries.update")
             raise
@@ -99,7 +101,7 @@ def summarize_blocks(k: Any, block_size: int, *, kind: str = "mean", seqlens_kv:
             lengths = require_int32(
                 "seqlens_kv", functions.array("seqlens_kv", seqlens_kv, k), (k.shape[0],), "(batch)"
             )
-            require_lengths(functions, "seqlens_kv", lengths, int(k.shape[1]))
+            require_values(functions, "seqlens_kv", lengths, 0, int(k.shape[1]))
         return BlockSummaries(reduced_blocks(functions, k, size, lengths, kind), kind, size, int(k.shape[1]))
     except (Error, TypeError) as error:
         name_function(error, "summarize_blocks")
@@ -137,11 +139,11 @@ def tables(
     return table, require_int32("seqlens_kv", lengths, (rows,), "(batch)")
 
 
-def require_lengths(functions: ArrayFunctions, name: str, lengths: Any, most: int) -> None:
-    """Raises unless lengths on the CPU are 0 to `most`, as calls of attention do; those of a GPU are not read."""
-    if functions.library is numpy and lengths.size and not 0 <= lengths.min() <= lengths.max() <= most:
-        wrong = lengths[(lengths < 0) | (lengths > most)][0]
-        raise InvalidArgument(f"{name} has the length {wrong}, expected 0 to {most}")
+def require_values(functions: ArrayFunctions, name: str, array: Any, least: int, most: int) -> None:
+    """Raises unless lengths and tables in NumPy are within limits, as calls of attention do; others are not read."""
+    if functions.library is numpy and array.size and not least <= array.min() <= array.max() <= most:
+        wrong = array[(array < least) | (array > most)][0]
+        raise InvalidArgument(f"{name} has the entry {wrong}, expected {least} to {most}")
 
 
 def pages_of(rows: int, page_size: int) -> int:

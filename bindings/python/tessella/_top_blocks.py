@@ -13,8 +13,8 @@ from ._block_summaries import (
     pages_of,
     reduced_blocks,
     require_int32,
-    require_lengths,
     require_real,
+    require_values,
     tables,
 )
 from ._errors import Error, InvalidArgument, Unsupported, name_function
@@ -64,8 +64,8 @@ class TopPages:
             mask = options.get("mask")
             if mask is not None and not (isinstance(mask, str) and mask == "causal"):
                 raise Unsupported(f"mask is {mask!r} beside chosen pages, expected 'causal' or None")
-            functions = functions_of(k)
-            k = functions.checked("k", k)
+            functions = functions_of(self.pages)
+            k = functions.checked("k", k, self.pages)
             q, v = functions.checked("q", q, k), functions.checked("v", v, k)
             batch, heads, count = self.pages.shape
             if len(q.shape) != 4 or q.shape[0] != batch or q.shape[2] % heads:
@@ -159,6 +159,8 @@ def top_blocks(
         kept = [integer(name, of, (0, INT32[1])) for name, of in (("keep_first", keep_first), ("keep_last", keep_last))]
         chooser = _Chooser(functions, summaries, integer("count", count, (1, INT32[1])), *kept)
         factor = q.shape[3] ** -0.5 if scale is None else real("scale", scale)
+        if mask is not None and not (isinstance(mask, str) and mask == "causal"):
+            raise InvalidArgument(f"mask is {mask!r}, expected 'causal' or None")
         if page_table is not None:
             for name, value in (("block_q", block_q), ("seqlens_q", seqlens_q)):
                 if value is not None:
@@ -166,8 +168,6 @@ def top_blocks(
             return chooser.pages(q, factor, *tables(functions, page_table, seqlens_kv, q.shape[0], q))
         if block_q is None:
             raise InvalidArgument("block_q is absent, expected it, or page_table for decoding")
-        if mask is not None and not (isinstance(mask, str) and mask == "causal"):
-            raise InvalidArgument(f"mask is {mask!r}, expected 'causal' or None")
         lengths = [
             None if of is None else require_int32(name, functions.array(name, of, q), (q.shape[0],), "(batch)")
             for name, of in (("seqlens_q", seqlens_q), ("seqlens_kv", seqlens_kv))
@@ -201,7 +201,8 @@ class _Chooser:
             )
         batch, new, heads_q, head_dim = q.shape
         num_columns = table.shape[1]
-        require_lengths(of, "seqlens_kv", lengths, num_columns * self.size)
+        require_values(of, "page_table", table, -1, num_pages - 1)
+        require_values(of, "seqlens_kv", lengths, 0, num_columns * self.size)
         keep_last = max(self.keep_last, pages_of(new, self.size))
         count = self._counted(num_columns, keep_last, "page_table.shape[1]")
 
@@ -243,7 +244,7 @@ class _Chooser:
             ("seqlens_kv", lengths_kv, self.summaries.seqlen),
         ):
             if lengths is not None:
-                require_lengths(of, name, lengths, most)
+                require_values(of, name, lengths, 0, most)
         keep_last = self.keep_last + pages_of(block_q, self.size) - 1 if is_causal else 0
         count = self._counted(num_blocks, keep_last, "the number of blocks")
 

@@ -365,18 +365,24 @@ PAGED = {"page_table": np.array([[0], [1]], np.int32), "seqlens_kv": np.array([1
         (
             lambda: tessella.top_blocks(Q, OF_PAGES, 4, **{**PAGED, "seqlens_kv": np.array([16, 17], np.int32)}),
             ValueError,
-            "seqlens_kv has the length 17, expected 0 to 16",
+            "seqlens_kv has the entry 17, expected 0 to 16",
         ),
         (
             lambda: tessella.top_blocks(Q, SUMMARIES, 4, block_q=4, seqlens_kv=np.array([-5, 1], np.int32)),
             ValueError,
-            "^top_blocks: seqlens_kv has the length -5, expected 0 to 16",
+            "^top_blocks: seqlens_kv has the entry -5, expected 0 to 16",
         ),
         (
             lambda: tessella.summarize_blocks(K, 4, seqlens_kv=np.array([3, 99], np.int32)),
             ValueError,
-            "^summarize_blocks: seqlens_kv has the length 99, expected 0 to 16",
+            "^summarize_blocks: seqlens_kv has the entry 99, expected 0 to 16",
         ),
+        (
+            lambda: tessella.top_blocks(Q, OF_PAGES, 4, **{**PAGED, "page_table": np.array([[0], [9]], np.int32)}),
+            ValueError,
+            "page_table has the entry 9, expected -1 to 1",
+        ),
+        (lambda: tessella.top_blocks(Q, OF_PAGES, 4, mask="x", **PAGED), ValueError, "mask is 'x', expected 'causal'"),
         (lambda: tessella.top_blocks(Q, SUMMARIES, 4, block_q=4, mask=np.ones(3)), ValueError, "mask is array"),
         (lambda: chosen().attention(Q, K, K, mask=np.ones(3)), NotImplementedError, "mask is array"),
         (lambda: chosen().attention([1], K, K), ValueError, "^TopPages.attention: q is list, expected an array"),
