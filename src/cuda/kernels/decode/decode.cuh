@@ -55,6 +55,7 @@ struct Decode : DecodeSoftmax<C> {
       States::state_of_splits, States::write, States::leave, States::is_last, States::num_quads, States::slice_quads;
   using typename Block::Rows, typename Block::Sums, typename Block::QueryChunks, typename Block::Queries,
       typename Block::TileK, typename Block::TileV, typename Block::Values, typename Softmax::Scales;
+  using Scores = float[kScoreBlocks][4];
 
   // The first key of the warp's tile in the work's round number `idx`.
   __device__ __forceinline__ int32_t first_key(const DecodeWork& work, int32_t idx) const {
@@ -106,8 +107,84 @@ struct Decode : DecodeSoftmax<C> {
     QueryChunks chunks;
     if (!waits_for_q) chunks = load_queries(work);
     if (kStoresAtOnce && !waits_for_q) store_queries(chunks);
-    const CacheRows cache(p.forward, work.sequence, work.unit.batch_idx, work.unit.head_kv, row_infos(), work.num_rows,
-                          work.drafts, kStrideBytes, kStrideElements);
+    Copies copies(*this, work);
+    clear_rows<Unified>(rows);
+    clear(o);
+    copies.begin();
+    if (waits_for_q) {
+      follow_kernel_before();
+      chunks = load_queries(work);
+    }
+    if (!kStoresAtOnce || waits_for_q) store_queries(chunks);
+    if constexpr (kChunksAtOnce < kOwnChunks) copy_later_queries(work);
+    __syncthreads();
+    const Queries queries(this->s_queries(), lane);
+    const float log2_of_score = scale_log2();
+    bool is_above = false;
+    if constexpr (C.v_in_k) {
+      attend_latents(work, copies, queries, log2_of_score, rows, o);
+    } else {
+      is_above = attend_keys<Unified>(work, copies, queries, log2_of_score, rows, o);
+    }
+    ptx::wait_copies<0>();
+    return is_above;
+  }
+
+  // Keys and values of a step are copied `depth` steps ahead, each as soon as its slot is free. A tile's rows are found
+  // a step before they are copied: that reads the page table.
+  class Copies {
+   public:
+    // Copy groups that may still be under way when a step starts: those of later steps.
+    static constexpr int kLater = C.v_in_k ? C.depth - 1 : 2 * C.depth - 1;
+
+    __device__ __forceinline__ Copies(const Decode& of, const DecodeWork& work)
+        : of_(of),
+          work_(work),
+          cache_(of.p.forward, work.sequence, work.unit.batch_idx, work.unit.head_kv, of.row_infos(), work.num_rows,
+                 work.drafts, kStrideBytes, kStrideElements) {}
+
+    // The first `depth` steps.
+    __device__ __forceinline__ void begin() {
+      find(work_.split.begin);
+#pragma unroll 1
+      for (int i = 0; i < C.depth; ++i) {
+        load_keys(work_.split.begin + i, i, i);
+        load_values(work_.split.begin + i, i);
+        find(work_.split.begin + i + 1);
+      }
+    }
+    __device__ __forceinline__ void find(int32_t idx) {
+      if (idx < work_.split.end) ahead_ = cache_.find(of_.first_key(work_, idx), of_.lane);
+    }
+    // Scales are copied with keys, and are read until the next step's barrier.
+    __device__ __forceinline__ void load_keys(int32_t idx, int stage, int stage_of_scales) const {
+      const bool is_there = idx < work_.split.end;
+      if (is_there) {
+        cache_.template load_keys<TileK, kTileWarps>(of_.s_keys(stage), ahead_, of_.lane, of_.tile_warp());
+      }
+      if constexpr (portable::is_quantized(C)) {
+        if (is_there) cache_.load_scales(of_.s_scales(stage_of_scales, of_.warp), of_.p, ahead_, of_.lane);
+      }
+      ptx::commit_copies();
+    }
+    __device__ __forceinline__ void load_values(int32_t idx, int stage) const {
+      if constexpr (C.v_in_k) return;
+      if (idx < work_.split.end) {
+        cache_.template load_values<TileV>(of_.s_values(stage, of_.warp), ahead_, of_.lane);
+      }
+      ptx::commit_copies();
+    }
+
+   private:
+    const Decode& of_;
+    const DecodeWork& work_;
+    const CacheRows cache_;
+    CacheTile ahead_ = {false, 0, -1};
+  };
+
+  // No key is seen yet.
+  template <bool Unified>
+  __device__ __forceinline__ void clear_rows(Rows& rows) const {
 #pragma unroll
     for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
@@ -117,128 +194,122 @@ struct Decode : DecodeSoftmax<C> {
       }
     }
     if constexpr (C.v_in_k) publish_max(rows);
-    clear(o);
     if constexpr (kHasPower) rows.power = kLeastPower;
-    const float log2_of_score = scale_log2();
+  }
+
+  // All steps. The slot of keys is free when this warp has its scores, that of values when the group is at the next
+  // step's barrier.
+  template <bool Unified>
+  __device__ __forceinline__ bool attend_keys(const DecodeWork& work, Copies& copies, const Queries& queries,
+                                              float log2_of_score, Rows& rows, Sums& o) const {
     bool is_above = false;
-
-    // Keys and values of a step are copied `depth` steps ahead, each as soon as its slot is free. The slot of keys is
-    // free when this warp has its scores, that of values when the group is at the next step's barrier. With v_in_k a
-    // tile is copied after the block's barrier, by the warps that score it.
-    const int32_t begin = work.split.begin, end = work.split.end;
-    CacheTile ahead = {false, 0, -1};
-    const auto find = [&](int32_t idx) {
-      if (idx < end) ahead = cache.find(first_key(work, idx), lane);
-    };
-    // Scales are copied with keys, and are read until the next step's barrier.
-    const auto load_keys = [&](int32_t idx, int stage, int stage_of_scales) {
-      if (idx < end) cache.template load_keys<TileK, kTileWarps>(s_keys(stage), ahead, lane, tile_warp());
-      if constexpr (portable::is_quantized(C)) {
-        if (idx < end) cache.load_scales(s_scales(stage_of_scales, warp), p, ahead, lane);
-      }
-      ptx::commit_copies();
-    };
-    const auto load_values = [&](int32_t idx, int stage) {
-      if constexpr (C.v_in_k) return;
-      if (idx < end) cache.template load_values<TileV>(s_values(stage, warp), ahead, lane);
-      ptx::commit_copies();
-    };
-    find(begin);
-#pragma unroll 1
-    for (int i = 0; i < C.depth; ++i) {
-      load_keys(begin + i, i, i);
-      load_values(begin + i, i);
-      find(begin + i + 1);
-    }
-    if (waits_for_q) {
-      follow_kernel_before();
-      chunks = load_queries(work);
-    }
-    if (!kStoresAtOnce || waits_for_q) store_queries(chunks);
-    if constexpr (kChunksAtOnce < kOwnChunks) copy_later_queries(work);
-    __syncthreads();
-    const Queries queries(this->s_queries(), lane);
-
-    // Copy groups that may still be under way when a step starts: those of later steps.
-    constexpr int kLater = C.v_in_k ? C.depth - 1 : 2 * C.depth - 1;
     int stage = 0, stage_v = 0, free_v = C.depth;
 #pragma unroll 1
-    for (int32_t idx = begin; idx < end; ++idx) {
-      ptx::wait_copies<kLater>();
-      if constexpr (C.v_in_k) {
-        __syncthreads();
-        load_keys(idx + C.depth, stage == 0 ? C.depth : stage - 1, 0);
-      } else {
-        __syncwarp();
-      }
-      float s[kScoreBlocks][4], sums[kScoreBlocks][2];
-      multiply_kq<E, Block::kCache, TileK, kSteps>(s, s_keys(stage), queries, lane);
+    for (int32_t idx = work.split.begin; idx < work.split.end; ++idx) {
+      ptx::wait_copies<Copies::kLater>();
+      __syncwarp();
+      Scores s;
       Scales scales;
-      if constexpr (portable::is_quantized(C)) {
-        load_scales(scales, stage_v);
-#pragma unroll
-        for (int n = 0; n < kScoreBlocks; ++n) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) s[n][i] *= scales.k[i / 2];
-        }
-      }
-      if constexpr (!C.v_in_k) {
-        __syncwarp();  // all lanes have read the keys
-        load_keys(idx + C.depth, stage, free_v);
-        stage = stage + 1 == C.depth ? 0 : stage + 1;
-      }
-      const int32_t tile = first_key(work, idx);
-      if constexpr (!kAreProducts) modify(s, tile + lane / 4);
-      if (tile < work.full.begin || tile + portable::kDecodeTile > work.full.end) mask(s, work, tile + lane / 4);
-      bool is_raised = false;
-#pragma unroll
-      for (int n = 0; n < kScoreBlocks; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if constexpr (Unified) {
-            is_above |= s[n][i] * log2_of_score > kHighestExponent;
-          } else {
-            is_raised |= is_behind(rows.max[n][i % 2], s[n][i], log2_of_score);
-          }
-        }
-      }
-      if constexpr (kHasPower) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) is_raised |= is_power_behind(rows.power, scales.v[c]);
-      }
-      const int buffer = C.v_in_k ? 0 : (idx - begin) & 1;
+      multiply_kq<E, Block::kCache, TileK, kSteps>(s, s_keys(stage), queries, lane);
+      if constexpr (portable::is_quantized(C)) scale_scores(s, scales, stage_v);
+      __syncwarp();  // all lanes have read the keys
+      copies.load_keys(idx + C.depth, stage, free_v);
+      stage = stage + 1 == C.depth ? 0 : stage + 1;
+      finish_scores(s, work, first_key(work, idx));
+      const bool is_raised = is_max_behind<Unified>(s, rows, scales, log2_of_score, is_above);
+      const int buffer = (idx - work.split.begin) & 1;
+      float sums[kScoreBlocks][2];
       exponentiate(s, rows, log2_of_score, scales, buffer, sums);
-      if constexpr (!C.v_in_k) ptx::wait_copies<kLater>();
+      ptx::wait_copies<Copies::kLater>();
       if (meet_and_vote<!Unified>(is_raised)) {
-        if constexpr (C.v_in_k) {
-          raise_max_of_all(s, rows, o, log2_of_score);
-        } else {
-          raise_max(s, rows, o, log2_of_score);
-        }
+        raise_max(s, rows, o, log2_of_score);
         if constexpr (kHasPower) raise_power(stage_v, rows, o);
         exponentiate(s, rows, log2_of_score, scales, buffer, sums);
         meet_and_vote<false>(false);
-        if constexpr (C.v_in_k) publish_max(rows);
       }
-#pragma unroll
-      for (int n = 0; n < kScoreBlocks; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) rows.sum[n][c] += sums[n][c];
+      add_sums(rows, sums);
+      copies.load_values(idx + C.depth, free_v);
+      free_v = free_v == C.depth ? 0 : free_v + 1;
+      copies.find(idx + C.depth + 1);
+      multiply_values(o, stage_v, buffer);
+      stage_v = stage_v == C.depth ? 0 : stage_v + 1;
+    }
+    return is_above;
+  }
+
+  // The same where values are read from the keys (MLA): a tile is copied after the block's barrier, by the warps that
+  // score it.
+  __device__ __forceinline__ void attend_latents(const DecodeWork& work, Copies& copies, const Queries& queries,
+                                                 float log2_of_score, Rows& rows, Sums& o) const {
+    int stage = 0;
+#pragma unroll 1
+    for (int32_t idx = work.split.begin; idx < work.split.end; ++idx) {
+      ptx::wait_copies<Copies::kLater>();
+      __syncthreads();
+      copies.load_keys(idx + C.depth, stage == 0 ? C.depth : stage - 1, 0);
+      Scores s;
+      const Scales scales;
+      multiply_kq<E, Block::kCache, TileK, kSteps>(s, s_keys(stage), queries, lane);
+      finish_scores(s, work, first_key(work, idx));
+      bool is_above = false;
+      const bool is_raised = is_max_behind<false>(s, rows, scales, log2_of_score, is_above);
+      float sums[kScoreBlocks][2];
+      exponentiate(s, rows, log2_of_score, scales, 0, sums);
+      if (meet_and_vote<true>(is_raised)) {
+        raise_max_of_all(s, rows, o, log2_of_score);
+        exponentiate(s, rows, log2_of_score, scales, 0, sums);
+        meet_and_vote<false>(false);
+        publish_max(rows);
       }
-      if constexpr (C.v_in_k) {
-        find(idx + C.depth + 1);
-        multiply_values(o, stage, buffer);
-        stage = stage == C.depth ? 0 : stage + 1;
-      } else {
-        load_values(idx + C.depth, free_v);
-        free_v = free_v == C.depth ? 0 : free_v + 1;
-        find(idx + C.depth + 1);
-        multiply_values(o, stage_v, buffer);
-        stage_v = stage_v == C.depth ? 0 : stage_v + 1;
+      add_sums(rows, sums);
+      copies.find(idx + C.depth + 1);
+      multiply_values(o, stage, 0);
+      stage = stage == C.depth ? 0 : stage + 1;
+    }
+  }
+
+  __device__ __forceinline__ void scale_scores(Scores& s, Scales& scales, int stage) const {
+    load_scales(scales, stage);
+#pragma unroll
+    for (int n = 0; n < kScoreBlocks; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] *= scales.k[i / 2];
+    }
+  }
+  // first: of the tile's keys.
+  __device__ __forceinline__ void finish_scores(Scores& s, const DecodeWork& work, int32_t first) const {
+    if constexpr (!kAreProducts) modify(s, first + lane / 4);
+    if (first < work.full.begin || first + portable::kDecodeTile > work.full.end) mask(s, work, first + lane / 4);
+  }
+  // True if a maximum must rise for the lane's scores, or the power that divides probabilities. Unified: maxima are
+  // zero; sets is_above if a score is too large for that.
+  template <bool Unified>
+  __device__ __forceinline__ bool is_max_behind(const Scores& s, const Rows& rows, const Scales& scales,
+                                                float log2_of_score, bool& is_above) const {
+    bool is_raised = false;
+#pragma unroll
+    for (int n = 0; n < kScoreBlocks; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (Unified) {
+          is_above |= s[n][i] * log2_of_score > kHighestExponent;
+        } else {
+          is_raised |= is_behind(rows.max[n][i % 2], s[n][i], log2_of_score);
+        }
       }
     }
-    ptx::wait_copies<0>();
-    return is_above;
+    if constexpr (kHasPower) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) is_raised |= is_power_behind(rows.power, scales.v[c]);
+    }
+    return is_raised;
+  }
+  __device__ __forceinline__ static void add_sums(Rows& rows, const float (&sums)[kScoreBlocks][2]) {
+#pragma unroll
+    for (int n = 0; n < kScoreBlocks; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) rows.sum[n][c] += sums[n][c];
+    }
   }
 
   // Exponents relative to zero are exact enough if probabilities neither overflow (f16) nor vanish over this block's
