@@ -248,7 +248,7 @@ struct Decode : DecodeSoftmax<C> {
       __syncthreads();
       copies.load_keys(idx + C.depth, stage == 0 ? C.depth : stage - 1, 0);
       Scores s;
-      const Scales scales;
+      const Scales scales{};  // these caches have none
       multiply_kq<E, Block::kCache, TileK, kSteps>(s, s_keys(stage), queries, lane);
       finish_scores(s, work, first_key(work, idx));
       bool is_above = false;
