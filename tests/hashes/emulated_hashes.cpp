@@ -7,6 +7,7 @@
 
 #include "cases/call.hpp"
 #include "cases/cases.hpp"
+#include "cuda/kernels/decode/recipe.hpp"
 #include "emulated_run.hpp"
 #include "hashes/hash.hpp"
 
@@ -26,10 +27,22 @@ Case sized(int64_t head_dim) {
           .seed = 1};
 }
 
-std::vector<Case> cases_of(int64_t head_dim, const std::vector<std::function<void(Case&)>>& changes) {
+using Changes = std::vector<std::function<void(Case&)>>;
+
+std::vector<Case> cases_of(const Case& base, const Changes& changes) {
   std::vector<Case> cases;
-  for (const std::function<void(Case&)>& change : changes) change(cases.emplace_back(sized(head_dim)));
+  for (const std::function<void(Case&)>& change : changes) change(cases.emplace_back(base));
   return cases;
+}
+std::vector<Case> cases_of(int64_t head_dim, const Changes& changes) { return cases_of(sized(head_dim), changes); }
+
+// Two queries, four heads on one, of which three blocks share the keys.
+Case decoded() {
+  Case c = sized(64);
+  c.heads_q = 4;
+  c.seqlen_q = 2;
+  c.seqlen_kv = 500;
+  return c;
 }
 
 // False if it did not run.
@@ -65,8 +78,27 @@ int main() {
       cases_of(32, {[](Case&) {}, [](Case& c) { c.window_right = 0, c.leftpad_kv = true; },
                     [](Case& c) { c.softcap = 2; }, [](Case& c) { c.page_size = 5; }, [](Case& c) { c.dense = "bhqk"; },
                     [](Case& c) { c.document = true; }, [](Case& c) { c.batch_invariant = true; }});
+  const std::vector<Case> decode = cases_of(
+      decoded(),
+      {[](Case&) {}, [](Case& c) { c.dtype = "f16", c.spread = 20; }, [](Case& c) { c.seqlen_q = 16; },
+       [](Case& c) { c.window_left = 90, c.window_right = 0, c.keep_first = 3; }, [](Case& c) { c.page_size = 24; },
+       [](Case& c) { c.softcap = 2, c.alibi = "h"; }, [](Case& c) { c.seqlens_kv = c.sink = true; },
+       [](Case& c) { c.dtype = "f16", c.kv_dtype = "i8", c.kv_scale = "th"; },
+       [](Case& c) { c.kv_dtype = "i4", c.kv_scale = "th"; }});
+  const std::vector<Case> latents = cases_of(decoded(), {[](Case& c) {
+                                               c.head_dim_qk = 576, c.head_dim_v = 512, c.v_in_k = true;
+                                             }});
+  const auto decode_by = [](tessella::tests::MakeRecipe recipe) {
+    return [recipe](tessella::tests::Call& call, const Case& of) {
+      return tessella::tests::run_decode(call, recipe, of.max_seqlen, 1, {.num_splits = 3});
+    };
+  };
   bool all_ran = true;
   try {
+    for (const auto* cases : {&decode, &latents}) {
+      for (const Case& c : *cases) all_ran &= print_case("decode", c, decode_by(tessella::cuda::decode_recipe));
+    }
+    all_ran &= print_case("decode_unified_max", decoded(), decode_by(tessella::cuda::decode_unified_max_recipe));
     for (const auto* cases : {&sm90_64, &sm90_128, &sm90_256}) {
       for (const Case& c : *cases) {
         all_ran &= print_case("forward_sm90", c, [](tessella::tests::Call& call, const Case& of) {
