@@ -85,9 +85,8 @@ int main() {
        [](Case& c) { c.softcap = 2, c.alibi = "h"; }, [](Case& c) { c.seqlens_kv = c.sink = true; },
        [](Case& c) { c.dtype = "f16", c.kv_dtype = "i8", c.kv_scale = "th"; },
        [](Case& c) { c.kv_dtype = "i4", c.kv_scale = "th"; }});
-  const std::vector<Case> latents = cases_of(decoded(), {[](Case& c) {
-                                               c.head_dim_qk = 576, c.head_dim_v = 512, c.v_in_k = true;
-                                             }});
+  const std::vector<Case> latents =
+      cases_of(decoded(), {[](Case& c) { c.head_dim_qk = 576, c.head_dim_v = 512, c.v_in_k = true; }});
   const auto decode_by = [](tessella::tests::MakeRecipe recipe) {
     return [recipe](tessella::tests::Call& call, const Case& of) {
       return tessella::tests::run_decode(call, recipe, of.max_seqlen, 1, {.num_splits = 3});
