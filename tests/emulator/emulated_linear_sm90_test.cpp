@@ -42,8 +42,8 @@ struct Sizes {
 void PrintTo(const Sizes& sizes, std::ostream* stream) { *stream << sizes.name; }
 constexpr Sizes kSizes[] = {{"QuarterWave", 12, 3, 8, false, false, 1, 4, 1, false},
                             {"HalfWave", 6, 3, 16, false, true, 1, 2, 1, false},
-                            {"Wave", 4, 4, 64, false, false, 1, 2, 2, false},
-                            {"OddBlocks", 4, 3, 8, false, false, 1, 2, 2, false},
+                            {"Wave", 4, 4, 64, false, false, 2, 2, 1, false},
+                            {"OddBlocks", 4, 7, 8, false, false, 2, 2, 2, false},
                             {"ThreeHalves", 2, 3, 32, false, false, 3, 2, 1, false},
                             {"TwoWaves", 2, 4, 8, false, false, 2, 2, 2, false},
                             {"ThreeWaves", 2, 6, 16, false, false, 3, 2, 2, false},
