@@ -72,6 +72,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     options = parser.parse_args(arguments)
     if any(number < 2 for number in options.contexts) or any(number < 1 for number in options.batches):
         parser.error("--contexts are 2 and more, --batches 1 and more")
+    if options.seconds is not None and not 0 < options.seconds < 3600:
+        parser.error(f"--seconds is {options.seconds}, expected more than 0")
     if options.held is not None and options.held < 2:
         parser.error(f"--held is {options.held}, expected 2 or more")
     options.contexts = options.contexts or (TINY_CONTEXTS if options.tiny else CONTEXTS[options.model])

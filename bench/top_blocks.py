@@ -195,11 +195,17 @@ def time_table(rows):
     return "\n".join(lines)
 
 
+def sizes(text):
+    return [int(of) for of in text.split(",") if of]
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--tokens", default="8192,32768,131072", help="of decoding")
-    parser.add_argument("--prompts", default="", help="tokens of prompts, with as many query heads as KV heads")
+    parser.add_argument("--tokens", type=sizes, default="8192,32768,131072", help="of decoding")
+    parser.add_argument(
+        "--prompts", type=sizes, default="", help="tokens of prompts, with as many query heads as KV heads"
+    )
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--heads-kv", type=int, default=8)
@@ -217,13 +223,18 @@ def arguments():
     if args.threads > 0:
         torch.set_num_threads(args.threads)
     if args.tiny:
-        args.tokens, args.prompts, args.heads, args.heads_kv, args.head_dim = "256", "256", 4, 2, 32
+        args.tokens, args.prompts, args.heads, args.heads_kv, args.head_dim = [256], [256], 4, 2, 32
         args.block, args.one_in, args.window = 16, 4, 0.01
+    for name in ("batch", "heads", "heads_kv", "head_dim", "block", "one_in", "window"):
+        if not getattr(args, name) > 0:
+            parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}, expected more than 0")
+    if args.heads % args.heads_kv:
+        parser.error(f"--heads is {args.heads}, expected a multiple of --heads-kv {args.heads_kv}")
     for name in ("tokens", "prompts"):
-        sizes = [int(of) for of in getattr(args, name).split(",") if of]
-        setattr(args, name, sizes)
-        if any(of % args.block for of in sizes):
-            parser.error(f"--{name}: {sizes}, expected multiples of --block {args.block}")
+        if any(of < 1 or of % args.block for of in getattr(args, name)):
+            parser.error(f"--{name}: {getattr(args, name)}, expected multiples of --block {args.block}")
+    if args.json and not args.json.absolute().parent.is_dir():
+        parser.error(f"--json: {args.json} is in no folder")
     return args
 
 
