@@ -127,7 +127,7 @@ def measure_configuration(
         try:
             return prepared(backend, of)
         except Exception as error:  # a library may fail in any way: it is named and the others go on
-            not_measured[name] = first_line(error) if isinstance(error, NotMeasured) else named(error)
+            not_measured[name] = reason_of(error)
             return None
         finally:
             if device == "cuda":
@@ -168,6 +168,19 @@ def measure_configuration(
 
 def named(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
+
+
+def reason_of(error: Exception) -> str:
+    return first_line(error) if isinstance(error, NotMeasured) else named(error)
+
+
+def attempted(runs: dict[str, Any], not_measured: dict[str, str], name: str, act: Callable[[], None]) -> None:
+    """Calls act(). If it raises, not_measured has the reason and runs lose the name."""
+    try:
+        act()
+    except Exception as error:  # a library may fail in any way: it is named and the others go on
+        not_measured[name] = reason_of(error)
+        runs.pop(name, None)
 
 
 def result(side: Side, sampler: Sampler | None) -> dict[str, Any]:

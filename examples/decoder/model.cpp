@@ -9,7 +9,6 @@ namespace ts = tessella;
 
 namespace {
 
-constexpr int64_t kPageSize = 16;
 constexpr int64_t kPromptRows = 512;  // of a prompt that are computed at once
 
 }  // namespace
@@ -46,7 +45,7 @@ Model::Model(const Checkpoint& checkpoint, ts::DType dtype, int64_t num_sequence
   }
 
   // Every sequence holds its pages from the start, so that the table stays while a step is repeated.
-  const int64_t columns = (most_tokens + kPageSize - 1) / kPageSize, num_pages = num_sequences * columns;
+  const int64_t num_pages = num_sequences * page_columns();
   std::vector<ts::TensorView> pools[2];
   for (int64_t i = 0; i < 2 * c.layers; ++i) {
     pools_.push_back(elements(num_pages * kPageSize, kv_columns));
@@ -55,7 +54,7 @@ Model::Model(const Checkpoint& checkpoint, ts::DType dtype, int64_t num_sequence
   cache_.emplace(pools[0], pools[1]);
   for (int64_t i = 0; i < num_sequences; ++i) ids_.push_back(cache_->new_sequence());
   (void)cache_->pages().reserve(ids_, std::vector<int64_t>(ids_.size(), most_tokens));  // nothing is shared or copied
-  page_table_ = uploaded(cache_->page_table(ids_, columns).entries);
+  page_table_ = uploaded(cache_->page_table(ids_, page_columns()).entries);
 
   std::vector<float> cosines, sines;
   for (int64_t position = 0; position < most_tokens; ++position) {
@@ -70,7 +69,7 @@ Model::Model(const Checkpoint& checkpoint, ts::DType dtype, int64_t num_sequence
   const int64_t rows = std::max(std::min(most_tokens, kPromptRows), num_sequences);
   hidden_ = elements(rows, c.hidden);
   normal_ = elements(rows, c.hidden);
-  qkv_ = elements(rows, q_columns + 2 * kv_columns);
+  qkv_ = elements(rows, qkv_columns());
   attended_ = elements(rows, q_columns);
   inner_ = elements(rows, c.intermediate);
   logits_ = uploaded(std::vector<float>(static_cast<size_t>(num_sequences * c.vocabulary)));
@@ -110,7 +109,7 @@ void Model::run(const Rows& rows) {
   const Config& c = config_;
   const int64_t count = rows.sequences * rows.tokens;
   const auto hidden = view(hidden_, {count, c.hidden}), normal = view(normal_, {count, c.hidden});
-  const auto qkv = view(qkv_, {count, (c.heads + 2 * c.heads_kv) * c.head_dim});
+  const auto qkv = view(qkv_, {count, qkv_columns()});
   const auto attended = view(attended_, {count, c.heads * c.head_dim});
   const auto inner = view(inner_, {count, c.intermediate});
   device_.run(Embedding{rows.ids, embedding_.get(), hidden_.get(), static_cast<int>(c.hidden)},
@@ -191,7 +190,7 @@ void Model::attend(const Rows& rows, int layer) {
 
 ts::ForwardArgs Model::attention_args(const Rows& rows, int layer) const {
   const Config& c = config_;
-  const int64_t row = qkv_columns(), columns = (most_tokens_ + kPageSize - 1) / kPageSize;
+  const int64_t row = qkv_columns(), columns = page_columns();
   ts::ForwardArgs args{
       .q = view(qkv_, {rows.sequences, rows.tokens, c.heads, c.head_dim}, {rows.tokens * row, row, c.head_dim, 1}),
       .k = cache_->k(layer),

@@ -72,6 +72,8 @@ class Model {
   Memory uploaded(const std::vector<T>& values);
   Memory elements(int64_t rows, int64_t columns);
   static int32_t* ids(const Memory& memory) { return reinterpret_cast<int32_t*>(memory.get()); }
+  static constexpr int64_t kPageSize = 16;
+  int64_t page_columns() const { return (most_tokens_ + kPageSize - 1) / kPageSize; }  // of the page table
   int64_t qkv_columns() const { return (config_.heads + 2 * config_.heads_kv) * config_.head_dim; }
   // Elements from number `first` on.
   tessella::TensorView view(const Memory& memory, std::initializer_list<int64_t> shape,

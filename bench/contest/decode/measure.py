@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ..backends import NotMeasured, first_line
-from ..measure import ROUNDS, named
+from ..backends import NotMeasured
+from ..measure import ROUNDS, attempted, named
 from ..problem import BOUNDS
 from .backends import DecodeBackend, OurDecode
 from .problem import DecodeProblem
@@ -141,12 +141,7 @@ def measure_configuration(
     rotations: dict[str, Rotation] = {}
     found: dict[str, dict[str, Any]] = {}
 
-    def attempt(name: str, act: Callable[[], None]) -> None:
-        try:
-            act()
-        except Exception as error:  # a library may fail in any way: it is named and the others go on
-            not_measured[name] = first_line(error) if isinstance(error, NotMeasured) else named(error)
-            rotations.pop(name, None)
+    attempt = functools.partial(attempted, rotations, not_measured)
 
     def prepare(backend: DecodeBackend) -> None:
         rotations[backend.name], found[backend.name] = prepared(backend, problem)

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ..backends import NotMeasured, first_line
+from ..backends import NotMeasured
 from ..decode.read_only import BLOCKS_EACH, ReadOnly
-from ..measure import ROUNDS, named, window
+from ..measure import ROUNDS, attempted, named, window
 from ..protocol import short
 from .backends import StepBackend
 from .model import Model, StepConfiguration
@@ -133,12 +133,7 @@ def measure_configuration(
     found: dict[str, dict[str, Any]] = {}
     times: dict[str, list[float]] = {}
 
-    def attempt(name: str, act: Callable[[], None]) -> None:
-        try:
-            act()
-        except Exception as error:  # a library may fail in any way: it is named and the others go on
-            not_measured[name] = first_line(error) if isinstance(error, NotMeasured) else named(error)
-            runs.pop(name, None)
+    attempt = functools.partial(attempted, runs, not_measured)
 
     def prepare(backend: StepBackend) -> None:
         runs[backend.name], found[backend.name] = prepared(backend, model, config, check)

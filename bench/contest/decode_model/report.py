@@ -8,7 +8,7 @@ from ..protocol import short
 from ..report import Entry, Record, heading, is_ours, names, not_measured_lines, number, unsteady
 
 OURS = "tessella"
-RIVALS = ("sdpa.flash", "sdpa.cudnn")
+BASELINES = ("sdpa.flash", "sdpa.cudnn")
 FLOORS = {"shortest": 0.85, "longest": 0.8}  # of the upper bound, of CodeLlama-34B's contexts
 
 
@@ -65,10 +65,10 @@ def floors(record: Record) -> list[str]:
     entries = sorted(record["configurations"], key=lambda entry: entry["configuration"]["context"])
     for which, entry in (("shortest", entries[0]), ("longest", entries[-1])):
         lines.append(_floor(of_bound(entry), FLOORS[which], f"of the upper bound, {entry['label']}"))
-    for rival in RIVALS:
-        found = [(value, entry["label"]) for entry in entries if (value := over(entry, rival)) is not None]
+    for baseline in BASELINES:
+        found = [(value, entry["label"]) for entry in entries if (value := over(entry, baseline)) is not None]
         least, where = min(found, default=(None, "no context"))
-        lines.append(_floor(least, 1, f"of the speed of {rival}, least at {where}"))
+        lines.append(_floor(least, 1, f"of the speed of {baseline}, least at {where}"))
     return lines
 
 
