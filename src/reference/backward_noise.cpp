@@ -229,22 +229,21 @@ std::vector<double> score_noise(const AttentionArguments& p, Gradient gradient, 
       sizes[0] += std::abs(at.row.d_sink);
       return;
     }
-    double common = 0;
+    double of_delta = 0, of_lse = 0;  // of all keys
     for (int64_t j = 0; j < s.len_kv; ++j) {
       const auto n = static_cast<size_t>(j);
       const double factor = gradient == Gradient::d_bias ? 1 : static_cast<double>(alibi_distance(p, s, query, j));
       const size_t to = of.size() == 1 ? 0 : static_cast<size_t>(s.slot_kv + j);
-      const double shared = at.row.probs[n] * at.errors.delta + std::abs(at.row.d_scores[n]) * at.errors.lse;
       squares[to] += square(factor * std::hypot(at.errors.d_scores[n], 4 * unit(p) * at.row.d_scores[n]));
-      if (of.size() == 1) {
-        common += factor * shared;
-      } else {
-        squares[to] += square(factor * shared);
-      }
+      const double by_delta = factor * at.row.probs[n] * at.errors.delta;
+      const double by_lse = factor * at.row.d_scores[n] * at.errors.lse;
+      of_delta += by_delta;
+      of_lse += by_lse;
+      if (of.size() > 1) squares[to] += square(by_delta) + square(by_lse);
       truncated[to] += factor * at.errors.truncations[n] * at.row.d_scores[n];
       sizes[to] += std::abs(factor * at.row.d_scores[n]);
     }
-    if (of.size() == 1) squares[0] += square(common);
+    if (of.size() == 1) squares[0] += square(std::abs(of_delta) + std::abs(of_lse));
   });
   const DType dtype = gradient == Gradient::d_bias ? p.d_bias.dtype : DType::f32;
   std::vector<double> noise(of.size());

@@ -54,6 +54,7 @@ class WrongForward {
     const auto move = [&](const tessella_tensor& tensor, double unit, double least) {
       for_each_element(tensor, [&](int64_t at) {
         const double value = get(tensor, at);
+        if (!std::isfinite(value)) return;  // the LSE of a row without a key
         set(tensor, at, value + (sign = -sign) * (unit * std::abs(value) + least));
       });
     };
