@@ -11,6 +11,7 @@ a CPU is timed by the process's CPU time, which other work disturbs less; severa
 
 examples:
   top_blocks.py                                       # on a GPU: 8k to 128k tokens, 32/8 heads of 128, bf16
+  top_blocks.py --compile --batch 8 --prompts 16384   # the choice compiled, and a prompt's too
   top_blocks.py --device cpu --threads 1 --prompts 4096 --dtype float32 --json top_blocks.json
   top_blocks.py --device cpu --tiny                   # whether it works
 """
@@ -70,7 +71,7 @@ class Decoding:
         return tessella.torch.attention(q, self.k, self.v, **self.call, **options)
 
     def choice(self, q, kind):
-        return tessella.top_blocks(q, self.summaries[kind], self.count, **self.call)
+        return self.args.top_blocks(q, self.summaries[kind], self.count, **self.call)
 
     def over_chosen(self, q, kind, **options):
         return self.choice(q, kind).attention(q, self.k, self.v, attend=tessella.torch.attention, **options)
@@ -118,7 +119,7 @@ class Prompt:
     def choice(self, kind):
         q, k, _ = self.tensors
         summaries = tessella.summarize_blocks(k, self.args.block, kind=kind)
-        return tessella.top_blocks(q, summaries, self.count, block_q=self.args.block)
+        return self.args.top_blocks(q, summaries, self.count, block_q=self.args.block)
 
     def over_chosen(self, kind, **options):
         mask = tessella.block_map(self.choice(kind), self.args.block, self.args.block) & "causal"
@@ -214,6 +215,7 @@ def arguments():
     parser.add_argument("--one-in", type=int, default=16, metavar="N", help="one block in so many is chosen")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="of a CPU; 0: as many as torch takes")
+    parser.add_argument("--compile", action="store_true", help="the choice by torch.compile")
     parser.add_argument("--tiny", action="store_true", help="sizes of no account")
     parser.add_argument("--window", type=float, default=0.3, metavar="S", help="seconds of one measurement")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
@@ -228,6 +230,7 @@ def arguments():
     for name in ("batch", "heads", "heads_kv", "head_dim", "block", "one_in", "window"):
         if not getattr(args, name) > 0:
             parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}, expected more than 0")
+    args.top_blocks = torch.compile(tessella.top_blocks, dynamic=False) if args.compile else tessella.top_blocks
     if args.heads % args.heads_kv:
         parser.error(f"--heads is {args.heads}, expected a multiple of --heads-kv {args.heads_kv}")
     for name in ("tokens", "prompts"):
@@ -250,7 +253,7 @@ def main():
     }
     machine = torch.cuda.get_device_name() if args.device == "cuda" else f"cpu, {torch.get_num_threads()} threads"
     heads = f"{args.heads}/{args.heads_kv} heads of {args.head_dim}"
-    size = f"batch {args.batch}, {heads}, blocks of {args.block}, {args.dtype}"
+    size = f"batch {args.batch}, {heads}, blocks of {args.block}, {args.dtype}{', choice compiled' * args.compile}"
     versions = f"tessella {tessella.__version__}, torch {torch.__version__}"
     found = recall() if SAMPLE.is_file() else []  # bundle.sh leaves it behind
     print(f"{machine}; {versions}\n\n{SAMPLE.name}, blocks of {BLOCK}\n\n{recall_table(found)}")

@@ -208,7 +208,7 @@ void Model::make_schedule(const Rows& rows) {
   if (!attention_) {
     ts::ForwardArgs args = attention_args(rows, 0);
     const bool is_on_gpu = device_.id().type == TESSELLA_CUDA;
-    if (is_on_gpu) args.schedule = view(lengths_, ts::i32, {1});  // there is to be one
+    if (is_on_gpu) args.schedule = view(schedule_, ts::i32, {1});  // there is to be one: it needs no memory yet
     attention_ = with_workspace(ts::plan_forward(args, options));
     schedule_size_ = static_cast<int64_t>(attention_->plan.schedule_bytes() / sizeof(int32_t));
     if (schedule_size_ > 0) schedule_ = uploaded(std::vector<int32_t>(static_cast<size_t>(schedule_size_)));
