@@ -23,11 +23,20 @@ struct BackwardSm80Config {
 
 // The data of a query that later steps read. Idle rows, which belong to no query or see no key, have no keys. They are
 // 0, 0, 0, 0, but that a sink leaves a query its LSE and -d_lse.
-struct alignas(16) BackwardRow {
+struct BackwardRow {
   float lse;
   float delta;         // d_out . out - d_lse
   int32_t begin, end;  // keys that the band leaves it, beside those of keep_first
 };
+
+// How it lies in memory: a lane has two neighbouring queries of a tile of scores, and loads the same number of both.
+struct alignas(16) BackwardRowPair {
+  float lse[2], delta[2];
+  struct Keys {
+    int32_t begin, end;
+  } keys[2];
+};
+static_assert(sizeof(BackwardRowPair) == 2 * sizeof(BackwardRow));
 
 // Bounds over the rows of a tile. `begin` and `largest_end` count only rows that see a key.
 struct alignas(16) QueryTile {
@@ -88,12 +97,12 @@ struct BackwardParams {
   ScoreGradientParams d_bias;
   HeadGradientParams d_sink, d_alibi_slopes;
   // Scratch. Query tiles are counted over all heads; within a head sequences follow each other (first_tile()).
-  BackwardRow* rows;  // [tile][tile_q]
-  QueryTile* tiles;   // [tile]
-  uint32_t* turns;    // [tile]: the key tile that adds to its dQ next; kHasSums once the sums hold something
-  float* dq_sums;     // [tile][accumulator][thread], not yet times scale
-  float* slope_sums;  // [batch * heads_q][slope_tiles]
-  uint32_t* ticket;   // blocks that have begun
+  BackwardRowPair* rows;  // [tile][tile_q / 2]
+  QueryTile* tiles;       // [tile]
+  uint32_t* turns;        // [tile]: the key tile that adds to its dQ next; kHasSums once the sums hold something
+  float* dq_sums;         // [tile][accumulator][thread], not yet times scale
+  float* slope_sums;      // [batch * heads_q][slope_tiles]
+  uint32_t* ticket;       // blocks that have begun
   int32_t tiles_of_head;
   int32_t kv_tiles;  // of the longest sequence, as slope_tiles
   int32_t slope_tiles;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/device/ptx/order.cuh"
-#include "cuda/device/ptx/shared.cuh"
+#include "cuda/device/score/backward_row.cuh"
 #include "cuda/device/score/dropout.cuh"
 #include "cuda/device/score/gradient.cuh"
 #include "cuda/device/score/mask.cuh"
@@ -12,13 +12,6 @@
 namespace tessella::device {
 
 using portable::MaskLevel;
-
-// Loads from shared memory what backward_rows has written for a query.
-__device__ __forceinline__ BackwardRow load_backward_row(uint32_t s_row) {
-  const uint4 words = ptx::load_chunk(s_row);
-  return {__uint_as_float(words.x), __uint_as_float(words.y), static_cast<int32_t>(words.z),
-          static_cast<int32_t>(words.w)};
-}
 
 // True if the band shows the key to the query whose row is of_row. Both may lie outside the sequence.
 __device__ __forceinline__ bool is_in_band(const BackwardParams& p, const BackwardRow& of_row, int32_t key) {
@@ -64,15 +57,14 @@ struct GradientTile {
     for (int pair = 0; pair < Blocks; pair += 2) {
       BackwardRow rows[2][2];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        rows[i / 2][i % 2] = load_backward_row(s_rows + ((pair + i / 2) * 8 + lane % 4 * 2 + i % 2) * 16);
-      }
+      for (int i = 0; i < 2; ++i) load_two_rows(s_rows, (pair + i) * 8 + lane % 4 * 2, rows[i]);
 #pragma unroll
       for (int m = 0; m < MBlocks; ++m) {
         const TileDropout<AnyKey> kept(*this, query + pair * 8, key + m * 16);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int half = i / 2, j = pair + half, r = i % 2;
+          if (IsMasked && r == 0) load_two_keys(s_rows, j * 8 + lane % 4 * 2, rows[half]);
           ScoreGradients of[2];
 #pragma unroll
           for (int c = 0; c < 2; ++c) {

@@ -173,7 +173,12 @@ __global__ void __launch_bounds__(kBackwardRowThreads, row_blocks(C.score.elemen
       // An LSE of infinity becomes NaN, and so do its products, as the forward's out is NaN.
       row = {lse == kInfinity ? lse - lse : lse, (sees ? dot : 0.0f) - d_lse, keys.begin, keys.end};
     }
-    if (lane % 8 == 0) p.rows[(head.first + at.tile) * C.tile_q + i] = row;
+    if (lane % 8 == 0) {
+      portable::BackwardRowPair& pair = p.rows[((head.first + at.tile) * C.tile_q + i) / 2];
+      pair.lse[i % 2] = row.lse;
+      pair.delta[i % 2] = row.delta;
+      pair.keys[i % 2] = {row.begin, row.end};
+    }
     tile.smallest_end = min(tile.smallest_end, row.end);
     tile.largest_begin = max(tile.largest_begin, row.begin);
     tile.largest_end = max(tile.largest_end, row.end);
@@ -272,12 +277,11 @@ __global__ void __launch_bounds__(kBackwardRowThreads) backward_heads(const __gr
   // Sum over queries: -e^(sink - lse) delta.
   sum_up(p.d_sink, [&](const Sequence& s, int32_t b) {
     const float sink = static_cast<const float*>(p.forward.sink.data)[head_idx * p.forward.sink.stride];
-    const BackwardRow* rows = p.rows + Head(p, s, b, head_idx).first * C.tile_q;
+    const portable::BackwardRowPair* rows = p.rows + Head(p, s, b, head_idx).first * (C.tile_q / 2);
     double sum = 0;
     for (int32_t i = thread; i < s.len_q; i += kBackwardRowThreads) {
-      const BackwardRow row = rows[i];
-      if (row.delta != 0)
-        sum -= exp(static_cast<double>(sink) - static_cast<double>(row.lse)) * static_cast<double>(row.delta);
+      const float lse = rows[i / 2].lse[i % 2], delta = rows[i / 2].delta[i % 2];
+      if (delta != 0) sum -= exp(static_cast<double>(sink) - static_cast<double>(lse)) * static_cast<double>(delta);
     }
     return sum;
   });

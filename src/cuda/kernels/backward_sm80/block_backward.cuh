@@ -111,12 +111,11 @@ struct BlockBackward {
                                p.forward.head_dim_qk, is_there);
     load_rows<TileDOut, C.tile_q>(s_d_out(stage), head_rows(p.d_out, batch_idx, head_idx, sequence.row_q), first,
                                   p.forward.head_dim_v, is_there);
-    const BackwardRow* rows = p.rows + (head(head_idx).first + tile) * C.tile_q;
-    for (int row = thread; row < C.tile_q; row += kThreads) {
-      ptx::copy_chunk_async(s_rows(stage) + row * 16, rows + row, true);
+    const auto* rows = reinterpret_cast<const uint4*>(p.rows + (head(head_idx).first + tile) * (C.tile_q / 2));
+    for (int chunk = thread; chunk < C.tile_q; chunk += kThreads) {
+      ptx::copy_chunk_async(s_rows(stage) + chunk * 16, rows + chunk, true);
     }
   }
-  __device__ BackwardRow row(int stage, int i) const { return load_backward_row(s_rows(stage) + i * 16); }
   // A whole warp calls it.
   template <class Tile>
   __device__ __forceinline__ void clear_row(uint32_t tile, int row) const {
@@ -127,7 +126,7 @@ struct BlockBackward {
   // Writes zeros for idle rows: their memory may hold NaN.
   __device__ __forceinline__ void clear_idle_queries(int stage) const {
     for (int i = warp; i < C.tile_q; i += C.num_warps) {
-      if (row(stage, i).end > 0) continue;
+      if (load_row_keys(s_rows(stage), i).end > 0) continue;
       clear_row<TileQ>(s_q(stage), i);
       clear_row<TileDOut>(s_d_out(stage), i);
     }

@@ -48,7 +48,7 @@ struct Scratch {
       bytes += ceil_div(count * static_cast<int64_t>(size), 128) * 128;
       return at;
     };
-    rows = take(all_tiles * c.tile_q, sizeof(portable::BackwardRow));
+    rows = take(all_tiles * c.tile_q / 2, sizeof(portable::BackwardRowPair));
     tiles = take(all_tiles, sizeof(portable::QueryTile));
     turns = take(all_tiles, sizeof(uint32_t));
     const bool wants_slopes = p.features.has(Feature::d_alibi_slopes);
@@ -113,7 +113,7 @@ BackwardParams backward_params(const AttentionArguments& p, const BackwardSm80Co
   params.d_bias = bias_gradient(p);
   params.d_sink = head_gradient(p, p.d_sink, Gradient::d_sink);
   params.d_alibi_slopes = head_gradient(p, p.d_alibi_slopes, Gradient::d_alibi_slopes);
-  params.rows = reinterpret_cast<portable::BackwardRow*>(at(scratch.rows));
+  params.rows = reinterpret_cast<portable::BackwardRowPair*>(at(scratch.rows));
   params.tiles = reinterpret_cast<portable::QueryTile*>(at(scratch.tiles));
   params.turns = reinterpret_cast<uint32_t*>(at(scratch.turns));
   params.dq_sums = reinterpret_cast<float*>(at(scratch.dq_sums));

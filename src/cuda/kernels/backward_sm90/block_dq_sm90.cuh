@@ -85,7 +85,7 @@ struct BlockDqSm90 {
     __syncwarp();
     if (lane != 0) return;
     queries.arrive_full_expecting(2 * (kLayout.q_bytes + kLayout.d_out_bytes) + warpgroups * kLayout.rows_bytes);
-    ptx::copy_bytes(s_rows(0), p.rows + head.first * kTileQ + first_query, warpgroups * kLayout.rows_bytes,
+    ptx::copy_bytes(s_rows(0), p.rows + (head.first * kTileQ + first_query) / 2, warpgroups * kLayout.rows_bytes,
                     queries.full());
 #pragma unroll 1
     for (int warpgroup = 0; warpgroup < kWarpgroups; ++warpgroup) {

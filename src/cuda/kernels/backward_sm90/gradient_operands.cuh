@@ -27,12 +27,6 @@ __device__ __forceinline__ void negate(float (&scores)[Blocks][4]) {
   }
 }
 
-// load_backward_row() without begin and end.
-__device__ __forceinline__ BackwardRow load_plain_row(uint32_t s_row) {
-  const uint2 words = ptx::load_words(s_row);
-  return {__uint_as_float(words.x), __uint_as_float(words.y), 0, 0};
-}
-
 // Bits of a lane's scores, at most 32, in the order of accumulators.
 __device__ constexpr uint32_t score_bit(int j, int n) { return 1u << (j * 4 + n); }
 
@@ -61,13 +55,13 @@ struct GradientOperands : GradientTile<C, 1, Blocks> {
     uint32_t visible = 0;
 #pragma unroll
     for (int j = 0; j < Blocks; ++j) {
+      BackwardRow rows[2];
+      load_two_keys(s_rows, j * 8 + lane % 4 * 2, rows);
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const int down = j * 8 + lane % 4 * 2 + c;
-        const BackwardRow row = load_backward_row(s_rows + down * 16);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          if (Tile::is_in_band(row, key + lane / 4 + r * 8)) visible |= score_bit(j, r * 2 + c);
+          if (Tile::is_in_band(rows[c], key + lane / 4 + r * 8)) visible |= score_bit(j, r * 2 + c);
         }
       }
       ptx::keep_loads_in_place();  // of all rows at once would fill all registers
@@ -83,9 +77,18 @@ struct GradientOperands : GradientTile<C, 1, Blocks> {
   // or all bits. Computes P^T in place of the products, which have q's sign, and as a left operand.
   __device__ __forceinline__ void find_probs(uint32_t visible, Scores& products, Left& probs) const {
     static_assert(Tile::kIsPlain);
-    const float scale = copysignf(Score<C>(p.forward, sequence, 0, 0).scale(), p.forward.scale);
-    for_each_score(
-        [&](int j, int n, const BackwardRow& row) { products[0][j][n] = prob(products[0][j][n], scale, row.lse); });
+    // In powers of two, a multiply-add a score. Of a large LSE log2(e) times it is rounded, by no more than LSE itself
+    // was.
+    const float scale = copysignf(Score<C>(p.forward, sequence, 0, 0).scale(), p.forward.scale) * kLog2e;
+#pragma unroll
+    for (int j = 0; j < Blocks; ++j) {
+      float lse[2];
+      load_two_lse(s_rows, j * 8 + lane % 4 * 2, lse);
+#pragma unroll
+      for (int c = 0; c < 2; ++c) lse[c] *= kLog2e;
+#pragma unroll
+      for (int n = 0; n < 4; ++n) products[0][j][n] = ptx::exp2(__fmaf_rn(products[0][j][n], scale, -lse[n % 2]));
+    }
     hide(products[0], visible);
     pack<kElement>(products[0], probs);
   }
@@ -93,9 +96,13 @@ struct GradientOperands : GradientTile<C, 1, Blocks> {
   __device__ __forceinline__ void find_d_scores(uint32_t visible, const Scores& probs, Scores& d_probs,
                                                 Left& d_scores) const {
     static_assert(Tile::kIsPlain);
-    for_each_score([&](int j, int n, const BackwardRow& row) {
-      d_probs[0][j][n] = probs[0][j][n] * (d_probs[0][j][n] - row.delta);
-    });
+#pragma unroll
+    for (int j = 0; j < Blocks; ++j) {
+      float delta[2];
+      load_two_deltas(s_rows, j * 8 + lane % 4 * 2, delta);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) d_probs[0][j][n] = probs[0][j][n] * (d_probs[0][j][n] - delta[n % 2]);
+    }
     hide(d_probs[0], visible);
     pack<kElement>(d_probs[0], d_scores);
   }
@@ -151,20 +158,6 @@ struct GradientOperands : GradientTile<C, 1, Blocks> {
       }
     }
     return keys;
-  }
-
-  // Calls use(j, n, row) for each of the lane's scores.
-  template <class Use>
-  __device__ __forceinline__ void for_each_score(const Use& use) const {
-#pragma unroll
-    for (int j = 0; j < Blocks; ++j) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const BackwardRow row = load_plain_row(s_rows + (j * 8 + lane % 4 * 2 + c) * 16);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) use(j, r * 2 + c, row);
-      }
-    }
   }
 };
 

@@ -26,7 +26,7 @@ struct GradientRows {
     uint32_t columns[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const BackwardRow of = row(r);
+      const BackwardRow of = load_row_keys(s_rows, lane / 4 + r * 8);
       columns[r] = columns_in<Blocks * 8>({of.begin, of.end}, key, p.forward.keep_first, lane);
     }
     if constexpr (C.mask == MaskLevel::bits) {
@@ -46,7 +46,7 @@ struct GradientRows {
   __device__ __forceinline__ void find_probs(uint32_t visible, Scores& products) const {
     static_assert(kIsPlain);
     const float scale = copysignf(Score<C>(p.forward, sequence, 0, 0).scale(), p.forward.scale);
-    const float lse[2] = {row(0).lse, row(1).lse};
+    const float lse[2] = {load_lse(s_rows, lane / 4), load_lse(s_rows, lane / 4 + 8)};
 #pragma unroll
     for (int j = 0; j < Blocks; ++j) {
 #pragma unroll
@@ -58,7 +58,7 @@ struct GradientRows {
   __device__ __forceinline__ void find_d_scores(uint32_t visible, const Scores& probs, Scores& d_probs,
                                                 Left& d_scores) const {
     static_assert(kIsPlain);
-    const float delta[2] = {row(0).delta, row(1).delta};
+    const float delta[2] = {load_delta(s_rows, lane / 4), load_delta(s_rows, lane / 4 + 8)};
 #pragma unroll
     for (int j = 0; j < Blocks; ++j) {
 #pragma unroll
@@ -79,9 +79,6 @@ struct GradientRows {
   }
 
  private:
-  __device__ __forceinline__ BackwardRow row(int r) const {
-    return load_backward_row(s_rows + (lane / 4 + r * 8) * 16);
-  }
   __device__ __forceinline__ bool is_visible(const BackwardRow& of_row, int32_t at_query, int32_t at_key) const {
     return device::is_visible<C>(p, sequence, batch_idx, head_idx, of_row, has_elements, at_query, at_key);
   }
@@ -91,7 +88,7 @@ struct GradientRows {
                                              float& slope) const {
     const Gradient gradient(p, sequence, batch_idx, head_idx);
     const typename Gradient::Origin origin = gradient.origin(query + lane / 4, key + lane % 4 * 2);
-    const BackwardRow rows[2] = {row(0), row(1)};
+    const BackwardRow rows[2] = {load_row(s_rows, lane / 4), load_row(s_rows, lane / 4 + 8)};
 #pragma unroll
     for (int pair = 0; pair < Blocks; pair += 2) {
       portable::Random4 random;

@@ -11,7 +11,6 @@
 
 namespace tessella::device {
 
-using portable::BackwardRow;
 using portable::BackwardSm90Config;
 using portable::BackwardSm90Params;
 using portable::MaskLevel;
@@ -180,7 +179,7 @@ struct KeyBlockSm90 {
       ptx::store_chunk(s_visit(queries), {static_cast<uint32_t>(next.head_idx), static_cast<uint32_t>(next.tile),
                                           static_cast<uint32_t>(next.next_key_tile) << 3 | flags, 0});
       queries.arrive_full_expecting(kLayout.q_bytes + kLayout.d_out_bytes + kLayout.rows_bytes);
-      ptx::copy_bytes(s_rows(queries), p.rows + (visited.of_head(next.head_idx).first + next.tile) * kTileQ,
+      ptx::copy_bytes(s_rows(queries), p.rows + (visited.of_head(next.head_idx).first + next.tile) * (kTileQ / 2),
                       kLayout.rows_bytes, queries.full());
       const int32_t row = sequence.row_q + next.tile * kTileQ;
       const int32_t batch_q = p.forward.cu_seqlens_q.data != nullptr ? 0 : batch_idx;

@@ -8,9 +8,7 @@
 namespace tessella::device {
 
 // True of a query that sees a key.
-__device__ __forceinline__ bool is_active(uint32_t s_rows, int query) {
-  return load_backward_row(s_rows + query * 16).end > 0;
-}
+__device__ __forceinline__ bool is_active(uint32_t s_rows, int query) { return load_row_keys(s_rows, query).end > 0; }
 
 template <class BlockType>
 struct KeyWarpgroup : MultiplyingWarpgroup<BlockType> {
