@@ -42,6 +42,15 @@ def test_what_progress_raises_is_raised(cache_folder):
         tessella.tune([(8, 8)], progress=5)
 
 
+@pytest.fixture
+def handler_of_ctrl_c():
+    """Python's own: a shell starts a command in the background with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("handler_of_ctrl_c")
 def test_ctrl_c_ends_it(cache_folder):
     def interrupt(*_):
         os.kill(os.getpid(), signal.SIGINT)
