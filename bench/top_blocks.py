@@ -230,7 +230,10 @@ def arguments():
     for name in ("batch", "heads", "heads_kv", "head_dim", "block", "one_in", "window"):
         if not getattr(args, name) > 0:
             parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}, expected more than 0")
-    args.top_blocks = torch.compile(tessella.top_blocks, dynamic=False) if args.compile else tessella.top_blocks
+    args.top_blocks = tessella.top_blocks
+    if args.compile:
+        torch._dynamo.config.recompile_limit = 64  # a graph for each size and kind
+        args.top_blocks = torch.compile(tessella.top_blocks, dynamic=False, fullgraph=True)
     if args.heads % args.heads_kv:
         parser.error(f"--heads is {args.heads}, expected a multiple of --heads-kv {args.heads_kv}")
     for name in ("tokens", "prompts"):
@@ -252,17 +255,22 @@ def main():
         for form, problem, sizes in (("decoding", Decoding, args.tokens), ("prompt", Prompt, args.prompts))
     }
     machine = torch.cuda.get_device_name() if args.device == "cuda" else f"cpu, {torch.get_num_threads()} threads"
-    heads = f"{args.heads}/{args.heads_kv} heads of {args.head_dim}"
-    size = f"batch {args.batch}, {heads}, blocks of {args.block}, {args.dtype}{', choice compiled' * args.compile}"
+    shared = f"blocks of {args.block}, {args.dtype}{', choice compiled' * args.compile}"
+    shapes = {
+        "decoding": f"batch {args.batch}, {args.heads}/{args.heads_kv} heads of {args.head_dim}, {shared}",
+        "prompt": f"{args.heads_kv} heads of q and of k of {args.head_dim}, {shared}",
+    }
     versions = f"tessella {tessella.__version__}, torch {torch.__version__}"
     found = recall() if SAMPLE.is_file() else []  # bundle.sh leaves it behind
     print(f"{machine}; {versions}\n\n{SAMPLE.name}, blocks of {BLOCK}\n\n{recall_table(found)}")
     for form, of in rows.items():
         if of:
-            print(f"\n{form}: {size}; slowest round over fastest at most {max(row['spread'] for row in of):.2f}\n")
+            print(
+                f"\n{form}: {shapes[form]}; slowest round over fastest at most {max(row['spread'] for row in of):.2f}\n"
+            )
             print(time_table(of))
     if args.json:
-        record = {"machine": machine, "versions": versions, "shape": size, "recall": found, **rows}
+        record = {"machine": machine, "versions": versions, "shapes": shapes, "recall": found, **rows}
         args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

@@ -29,7 +29,8 @@ struct BackwardRow {
   int32_t begin, end;  // keys that the band leaves it, beside those of keep_first
 };
 
-// How it lies in memory: a lane has two neighbouring queries of a tile of scores, and loads the same number of both.
+// How it lies in memory: a lane has two neighbouring queries of a tile of scores, and loads LSE, delta or keys of both
+// at once.
 struct alignas(16) BackwardRowPair {
   float lse[2], delta[2];
   struct Keys {

@@ -3,7 +3,7 @@
 // and out err as those of a right forward do, found here from the oracle's: those of the call say nothing. P and dS are
 // rounded to the inputs' dtype where they meet another operand. Errors of keys and of queries are independent, so sums
 // over them are as large as the root of the sum of squares; those of delta and of LSE are one for all keys of a query,
-// so sums over keys have them whole.
+// so in sums over keys they add with the signs of their terms: LSE's cancels where dS sums to 0.
 
 #include "reference/backward_noise.hpp"
 

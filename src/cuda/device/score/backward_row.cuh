@@ -8,7 +8,7 @@ namespace tessella::device {
 
 using portable::BackwardRow, portable::BackwardRowPair;
 
-// s_rows: of a first query, an even one. query: counted from it.
+// s_rows: the address of an even query's row, from which `query` counts.
 __device__ __forceinline__ uint32_t row_pair(uint32_t s_rows, int query) {
   return s_rows + query / 2 * static_cast<int>(sizeof(BackwardRowPair));
 }
@@ -18,13 +18,12 @@ __device__ __forceinline__ float load_lse(uint32_t s_rows, int query) {
 __device__ __forceinline__ float load_delta(uint32_t s_rows, int query) {
   return __uint_as_float(ptx::load_word(row_pair(s_rows, query) + 8 + query % 2 * 4));
 }
-// begin and end alone.
-__device__ __forceinline__ BackwardRow load_row_keys(uint32_t s_rows, int query) {
+__device__ __forceinline__ KeyRange load_row_keys(uint32_t s_rows, int query) {
   const uint2 keys = ptx::load_words(row_pair(s_rows, query) + 16 + query % 2 * 8);
-  return {0, 0, static_cast<int32_t>(keys.x), static_cast<int32_t>(keys.y)};
+  return {static_cast<int32_t>(keys.x), static_cast<int32_t>(keys.y)};
 }
 __device__ __forceinline__ BackwardRow load_row(uint32_t s_rows, int query) {
-  const BackwardRow keys = load_row_keys(s_rows, query);
+  const KeyRange keys = load_row_keys(s_rows, query);
   return {load_lse(s_rows, query), load_delta(s_rows, query), keys.begin, keys.end};
 }
 
@@ -39,6 +38,7 @@ __device__ __forceinline__ void load_two_deltas(uint32_t s_rows, int query, floa
   delta[0] = __uint_as_float(words.x);
   delta[1] = __uint_as_float(words.y);
 }
+// begin and end alone: LSE and delta stay as they are.
 __device__ __forceinline__ void load_two_keys(uint32_t s_rows, int query, BackwardRow (&rows)[2]) {
   const uint4 keys = ptx::load_chunk(row_pair(s_rows, query) + 16);
   rows[0].begin = static_cast<int32_t>(keys.x);

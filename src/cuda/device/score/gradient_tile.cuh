@@ -64,6 +64,7 @@ struct GradientTile {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int half = i / 2, j = pair + half, r = i % 2;
+          // As late as this: with the bounds of all four queries some tiles would spill.
           if (IsMasked && r == 0) load_two_keys(s_rows, j * 8 + lane % 4 * 2, rows[half]);
           ScoreGradients of[2];
 #pragma unroll

@@ -77,8 +77,8 @@ struct GradientOperands : GradientTile<C, 1, Blocks> {
   // or all bits. Computes P^T in place of the products, which have q's sign, and as a left operand.
   __device__ __forceinline__ void find_probs(uint32_t visible, Scores& products, Left& probs) const {
     static_assert(Tile::kIsPlain);
-    // In powers of two, a multiply-add a score. Of a large LSE log2(e) times it is rounded, by no more than LSE itself
-    // was.
+    // Exponents of 2 by one multiply-add. That rounds LSE log2(e), by at most as much as LSE itself was, and
+    // scale log2(e), by as much of the score. prob() does neither: features need natural scores.
     const float scale = copysignf(Score<C>(p.forward, sequence, 0, 0).scale(), p.forward.scale) * kLog2e;
 #pragma unroll
     for (int j = 0; j < Blocks; ++j) {

@@ -26,8 +26,8 @@ struct GradientRows {
     uint32_t columns[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const BackwardRow of = load_row_keys(s_rows, lane / 4 + r * 8);
-      columns[r] = columns_in<Blocks * 8>({of.begin, of.end}, key, p.forward.keep_first, lane);
+      const KeyRange of = load_row_keys(s_rows, lane / 4 + r * 8);
+      columns[r] = columns_in<Blocks * 8>(of, key, p.forward.keep_first, lane);
     }
     if constexpr (C.mask == MaskLevel::bits) {
       if (has_elements) hide_by_elements<C, Blocks * 8>(p.forward, sequence, batch_idx, head_idx, query, key, columns);
