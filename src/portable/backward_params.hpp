@@ -1,9 +1,15 @@
-// The configuration and parameters of the GPU's backward kernels: the forward's arguments, gradients, and the memory
-// that the steps pass data through.
+// The configuration and parameters of the GPU's backward kernels: the call's arguments, gradients, and the memory that
+// the steps pass data through.
 #pragma once
 
-#include "portable/forward_params.hpp"
+#include "portable/arrays_params.hpp"
+#include "portable/inputs_params.hpp"
+#include "portable/masks_params.hpp"
+#include "portable/output_params.hpp"
 #include "portable/score_config.hpp"
+#include "portable/scores_params.hpp"
+#include "portable/sequences_params.hpp"
+#include "portable/tile_map_params.hpp"
 
 namespace tessella::portable {
 
@@ -91,7 +97,13 @@ struct HeadGradientParams {
 };
 
 struct BackwardParams {
-  ForwardParams forward;
+  InputsParams inputs;
+  SequencesParams sequences;
+  ScoresParams scores;
+  MasksParams masks;
+  ArraysParams arrays;
+  TileMapParams tile_map;
+  OutputParams output;  // of forward
   OperandParams d_out;
   OperandParams d_lse;  // f32; data null: zero
   GradientParams dq, dk, dv;
@@ -104,6 +116,7 @@ struct BackwardParams {
   float* dq_sums;         // [tile][accumulator][thread], not yet times scale
   float* slope_sums;      // [batch * heads_q][slope_tiles]
   uint32_t* ticket;       // blocks that have begun
+  int32_t tiles_q;        // of the longest sequence
   int32_t tiles_of_head;
   int32_t kv_tiles;  // of the longest sequence, as slope_tiles
   int32_t slope_tiles;

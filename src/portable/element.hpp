@@ -45,7 +45,7 @@ constexpr const char* name(Element element) {
 }
 
 // What the tensors of a call to attention hold. Kernels read the type of out at run time, as it costs nothing in a
-// loop: ForwardParams::out_element.
+// loop: OutputParams::out_element.
 struct Elements {
   Element q = Element::bf16;
   Element kv = Element::bf16;

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "portable/divisor.hpp"
-#include "portable/forward_params.hpp"
+#include "portable/operand_params.hpp"
 
 namespace tessella::portable {
 

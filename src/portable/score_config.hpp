@@ -2,7 +2,7 @@
 //
 // Every kernel that computes scores has one in addition to its tiles. It is a template argument of integers and enums.
 // A member is a feature that costs instructions in the inner loop, so that calls without it do not pay. Lengths,
-// strides, GQA, windows, sink and LSE are no members: kernels read them at run time from ForwardParams.
+// strides, GQA, windows, sink and LSE are no members: kernels read them at run time from their parameters.
 #pragma once
 
 #include "portable/element.hpp"

@@ -2,7 +2,8 @@
 // parameters.
 #pragma once
 
-#include "portable/forward_params.hpp"
+#include "portable/operand_params.hpp"
+#include "portable/sequences_params.hpp"
 
 namespace tessella::portable {
 
@@ -16,11 +17,13 @@ struct TransposeVConfig {
 };
 
 struct TransposeVParams {
-  ForwardParams forward;  // of which v, its tables and lengths count
-  uint8_t* to;            // (batch or 1, heads_kv, head_dim_v, keys)
-  int64_t keys;           // of a sequence, or of all packed ones, each filled up to a multiple of kKeyTile
-  int64_t batch_stride;   // of to; packed: 0
-  Divisor key_tiles;      // of a sequence: blocks take them first, then heads, then sequences
+  SequencesParams sequences;
+  OperandParams v;
+  int32_t head_dim_v;
+  uint8_t* to;           // (batch or 1, heads_kv, head_dim_v, keys)
+  int64_t keys;          // of a sequence, or of all packed ones, each filled up to a multiple of kKeyTile
+  int64_t batch_stride;  // of to; packed: 0
+  Divisor key_tiles;     // of a sequence: blocks take them first, then heads, then sequences
   Divisor heads_kv;
 };
 

@@ -272,8 +272,8 @@ MUTATIONS = [
         "Options",
         BACKWARD,
     ),
-    Mutation("dk_scale", "backward_sm80.cuh", "p.dk, dk, p.forward.scale,", "p.dk, dk, 1.0f,", "Options", BACKWARD),
+    Mutation("dk_scale", "backward_sm80.cuh", "p.dk, dk, p.scores.scale,", "p.dk, dk, 1.0f,", "Options", BACKWARD),
     Mutation(
-        "sm90_dk_scale", "key_warpgroup.cuh", "p.dk, dk, p.forward.scale,", "p.dk, dk, 1.0f,", "Scores", BACKWARD_SM90
+        "sm90_dk_scale", "key_warpgroup.cuh", "p.dk, dk, p.scores.scale,", "p.dk, dk, 1.0f,", "Scores", BACKWARD_SM90
     ),
 ]

@@ -174,8 +174,8 @@ MUTATIONS = [
     Mutation(
         "hidden_drafts",
         "cache_rows.cuh",
-        "is_seen || sees(rows_[row], key, p_.keep_first, drafts_)",
-        "is_seen || sees(rows_[row], key, p_.keep_first, Drafts())",
+        "is_seen || sees(rows_[row], key, p_.masks.keep_first, drafts_)",
+        "is_seen || sees(rows_[row], key, p_.masks.keep_first, Drafts())",
         "Drafts",
         DECODE,
     ),

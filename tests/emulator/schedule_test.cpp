@@ -7,28 +7,31 @@
 #include <vector>
 
 #include "cuda/device/tile/work_tile.cuh"
+#include "portable/forward_params.hpp"
 
 namespace tessella::device {
 namespace {
 
 void expect_each_once(const portable::ForwardParams& p) {
-  const auto tiles = static_cast<size_t>(p.tiles_q);
-  const auto heads = static_cast<size_t>((p.batch + (p.cu_seqlens_q.data != nullptr ? 1 : 0)) * p.heads_q.value);
+  const auto tiles = static_cast<size_t>(p.tiling.tiles_q);
+  const auto heads = static_cast<size_t>((p.sequences.batch + (p.sequences.cu_seqlens_q.data != nullptr ? 1 : 0)) *
+                                         p.sequences.heads_q.value);
   std::vector<int> seen(heads * tiles);
   WorkTile before{};
   for (int32_t block = 0; block < static_cast<int32_t>(seen.size()); ++block) {
-    const WorkTile at = work_tile(p, block, 7);
+    const WorkTile at = work_tile(p.tiling, p.sequences.heads_q, block, 7);
     EXPECT_EQ(at.slice_idx, 7);
-    const int32_t head = at.batch_idx * p.heads_q.value + at.head_idx;
-    ASSERT_TRUE(at.head_idx < p.heads_q.value && head < static_cast<int32_t>(heads) && at.tile_idx < p.tiles_q);
+    const int32_t head = at.batch_idx * p.sequences.heads_q.value + at.head_idx;
+    ASSERT_TRUE(at.head_idx < p.sequences.heads_q.value && head < static_cast<int32_t>(heads) &&
+                at.tile_idx < p.tiling.tiles_q);
     ++seen[static_cast<size_t>(head) * tiles + static_cast<size_t>(at.tile_idx)];
     // The next block's tile is no longer but where a section begins.
-    const int32_t head_before = before.batch_idx * p.heads_q.value + before.head_idx;
+    const int32_t head_before = before.batch_idx * p.sequences.heads_q.value + before.head_idx;
     if (block > 0 && at.tile_idx > before.tile_idx) {
       EXPECT_EQ(before.tile_idx, 0);
       EXPECT_EQ(head, head_before + 1);
-      EXPECT_EQ(head % p.heads_per_section.value, 0);
-      EXPECT_LE(head, p.first_of_last_section);
+      EXPECT_EQ(head % p.tiling.heads_per_section.value, 0);
+      EXPECT_LE(head, p.tiling.first_of_last_section);
     }
     before = at;
   }
@@ -58,16 +61,17 @@ TEST(Schedule, EachTileOnceAndLongOnesFirst) {
   const int64_t packed = 0;
   for (int i = 0; i < 3000; ++i) {
     portable::ForwardParams p{};
-    p.batch = draw(1, 4);
-    p.heads_q = portable::divisor(draw(1, 6));
-    if (draw(0, 3) == 0) p.cu_seqlens_q.data = &packed;
-    const int all_heads = (p.batch + (p.cu_seqlens_q.data != nullptr ? 1 : 0)) * p.heads_q.value;
+    p.sequences.batch = draw(1, 4);
+    p.sequences.heads_q = portable::divisor(draw(1, 6));
+    if (draw(0, 3) == 0) p.sequences.cu_seqlens_q.data = &packed;
+    const int all_heads =
+        (p.sequences.batch + (p.sequences.cu_seqlens_q.data != nullptr ? 1 : 0)) * p.sequences.heads_q.value;
     const int of_section = draw(1, all_heads), sections = draw(0, all_heads / of_section), tiles = draw(1, 9);
-    p.heads_per_section = portable::divisor(of_section);
-    p.first_of_last_section = sections * of_section;
-    p.heads_of_last_section = portable::divisor(all_heads - p.first_of_last_section);
-    p.tiles_q = tiles;
-    p.tiles_per_section = portable::divisor(of_section * tiles);
+    p.tiling.heads_per_section = portable::divisor(of_section);
+    p.tiling.first_of_last_section = sections * of_section;
+    p.tiling.heads_of_last_section = portable::divisor(all_heads - p.tiling.first_of_last_section);
+    p.tiling.tiles_q = tiles;
+    p.tiling.tiles_per_section = portable::divisor(of_section * tiles);
     expect_each_once(p);
     if (HasFailure()) return;
   }

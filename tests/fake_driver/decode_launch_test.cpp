@@ -349,8 +349,8 @@ TEST(DecodeLaunch, QuantizedCaches) {
         run(plan, p);
         const portable::DecodeParams params = parameters();
         const int64_t per_unit = dtype == core::DType::i4 ? 2 : 1;  // strides count bytes
-        EXPECT_EQ(params.forward.k.row_stride * per_unit, p.k().row_stride);
-        EXPECT_EQ(params.forward.v.batch_stride * per_unit, p.v().batch_stride);
+        EXPECT_EQ(params.inputs.k.row_stride * per_unit, p.k().row_stride);
+        EXPECT_EQ(params.inputs.v.batch_stride * per_unit, p.v().batch_stride);
         EXPECT_EQ(params.k_scale.data, scales);
         // One number for all keys of a slot multiplies out.
         const portable::CacheScaleParams& of_v = scale_block == 0 ? params.out_factor : params.v_scale;

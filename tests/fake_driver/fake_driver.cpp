@@ -1,6 +1,8 @@
 // A stand-in for libcuda.so.1 that runs nothing and remembers what it was asked: tests of the host side need no GPU.
 // FAKE_CUDA_VERSION (13000), FAKE_CUDA_ARCH (90), FAKE_CUDA_INIT, FAKE_CUDA_LOAD and FAKE_CUDA_ALLOC (0: the result of
 // cuInit, cuLibraryLoadData and cuMemAllocAsync) say how it behaves, FAKE_CUDA_NAME what its two GPUs are called.
+// FAKE_CUDA_PARAMS is the size of kernels' parameters, "BYTES"; "BYTES NAME=BYTES" gives another one to those whose
+// symbol holds NAME.
 #include "fake_driver.hpp"
 
 #include <unistd.h>
@@ -9,7 +11,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cuda/driver/driver_types.hpp"
@@ -23,6 +27,18 @@ constexpr int kNumDevices = 2;
 int setting(const char* name, int otherwise) {
   const char* value = std::getenv(name);
   return value == nullptr ? otherwise : std::atoi(value);
+}
+size_t params_bytes(std::string_view symbol) {
+  const char* value = std::getenv("FAKE_CUDA_PARAMS");
+  if (value == nullptr) return sizeof(FakeParams);
+  std::istringstream words(value);
+  size_t bytes = 0;
+  words >> bytes;
+  for (std::string word; words >> word;) {
+    const size_t name_end = word.find('=');
+    if (symbol.find(word.substr(0, name_end)) != std::string_view::npos) bytes = std::stoul(word.substr(name_end + 1));
+  }
+  return bytes;
 }
 CUresult result_setting(const char* name) { return static_cast<CUresult>(setting(name, 0)); }
 
@@ -140,35 +156,36 @@ CUresult load_library(CUlibrary* library, const void*, int*, void**, unsigned, i
   ++g_state.num_loaded;
   return result_setting("FAKE_CUDA_LOAD");
 }
-CUresult get_kernel(CUkernel* kernel, CUlibrary, const char*) {
-  *kernel = reinterpret_cast<CUkernel>(&g_state);
+// A kernel, and its function, is the size of its parameters.
+CUresult get_kernel(CUkernel* kernel, CUlibrary, const char* symbol) {
+  *kernel = reinterpret_cast<CUkernel>(params_bytes(symbol));
   return CUDA_SUCCESS;
 }
-CUresult get_function(CUfunction* function, CUkernel) {
-  *function = reinterpret_cast<CUfunction>(&g_state);
+CUresult get_function(CUfunction* function, CUkernel kernel) {
+  *function = reinterpret_cast<CUfunction>(kernel);
   return CUDA_SUCCESS;
 }
 CUresult set_attribute(CUfunction_attribute attribute, int value, CUkernel, CUdevice device) {
   if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) g_state.max_shared_bytes[device] = value;
   return CUDA_SUCCESS;
 }
-CUresult param_info(CUkernel, size_t, size_t* offset, size_t* size) {
+CUresult param_info(CUkernel kernel, size_t, size_t* offset, size_t* size) {
   *offset = 0;
-  *size = static_cast<size_t>(setting("FAKE_CUDA_PARAMS", sizeof(FakeParams)));
+  *size = reinterpret_cast<uintptr_t>(kernel);
   return CUDA_SUCCESS;
 }
 CUresult load_function(CUfunction) {
   ++g_state.num_function_loads;
   return CUDA_SUCCESS;
 }
-CUresult launch(const CUlaunchConfig* config, CUfunction, void** params, void**) {
+CUresult launch(const CUlaunchConfig* config, CUfunction function, void** params, void**) {
   g_state.launched_on = device_of_context(t_current.back());
   g_state.config = *config;
   g_state.launches.push_back(*config);
   g_state.attributes.assign(config->attrs, config->attrs + config->numAttrs);
   std::memcpy(&g_state.params, params[0], sizeof g_state.params);
   const auto* bytes = static_cast<const std::byte*>(params[0]);
-  g_state.parameters.assign(bytes, bytes + setting("FAKE_CUDA_PARAMS", sizeof(FakeParams)));
+  g_state.parameters.assign(bytes, bytes + reinterpret_cast<uintptr_t>(function));
   return CUDA_SUCCESS;
 }
 CUresult encode_tensor_map(CUtensorMap*, CUtensorMapDataType type, uint32_t, void*, const uint64_t* sizes,

@@ -56,14 +56,16 @@ unsigned tiles(int64_t rows, int32_t tile) { return static_cast<unsigned>((rows 
 
 class ForwardLaunch : public testing::Test {
  protected:
-  // fn in a child where kernels take parameters of this size.
+  // fn in a child where kernels take parameters of this size, but those that read masks.
   template <typename Fn>
   void in_child(size_t params_bytes, Fn&& fn) {
-    tests::in_child({{"FAKE_CUDA_PARAMS", std::to_string(params_bytes)}, {"TESSELLA_CACHE_DIR", TESSELLA_TEST_CACHE}},
-                    [&] {
-                      tests::skip_without_nvrtc();
-                      fn();
-                    });
+    tests::in_child(
+        {{"FAKE_CUDA_PARAMS", core::message(params_bytes, " ClassifyParams=", sizeof(portable::ClassifyParams))},
+         {"TESSELLA_CACHE_DIR", TESSELLA_TEST_CACHE}},
+        [&] {
+          tests::skip_without_nvrtc();
+          fn();
+        });
   }
 };
 

@@ -11,8 +11,9 @@ __device__ __forceinline__ float* row_of(const portable::OperandParams& t, int64
 
 template <int32_t Threads>
 __global__ void clear(const __grid_constant__ portable::ForwardParams p) {
-  float* out = row_of(p.out, blockIdx.x);
-  for (int32_t column = static_cast<int32_t>(threadIdx.x); column < p.head_dim_v; column += Threads) out[column] = 0;
+  float* out = row_of(p.output.out, blockIdx.x);
+  for (int32_t column = static_cast<int32_t>(threadIdx.x); column < p.inputs.head_dim_v; column += Threads)
+    out[column] = 0;
 }
 
 template <int32_t Threads>
@@ -20,9 +21,9 @@ __global__ void add(const __grid_constant__ portable::ForwardParams p) {
 #ifdef __CUDACC__
   asm volatile("griddepcontrol.wait;" ::: "memory");  // until clear has ended
 #endif
-  float* out = row_of(p.out, blockIdx.x);
-  const float* v = row_of(p.v, 0);
-  for (int32_t column = static_cast<int32_t>(threadIdx.x); column < p.head_dim_v; column += Threads) {
+  float* out = row_of(p.output.out, blockIdx.x);
+  const float* v = row_of(p.inputs.v, 0);
+  for (int32_t column = static_cast<int32_t>(threadIdx.x); column < p.inputs.head_dim_v; column += Threads) {
     out[column] += v[column];
   }
 }

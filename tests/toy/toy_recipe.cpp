@@ -25,9 +25,9 @@ cuda::Step step(const char* kernel, bool is_dependent, int64_t least_keys) {
             if (arguments.seqlen_kv < least_keys) return std::nullopt;
             const core::Operand &v = arguments.v(), &out = arguments.out();
             portable::ForwardParams params{};
-            params.v = {v.data, v.batch_stride, v.row_stride, v.head_stride};
-            params.out = {out.data, out.batch_stride, out.row_stride, out.head_stride};
-            params.head_dim_v = static_cast<int32_t>(arguments.head_dim_v);
+            params.inputs.v = {v.data, v.batch_stride, v.row_stride, v.head_stride};
+            params.output.out = {out.data, out.batch_stride, out.row_stride, out.head_stride};
+            params.inputs.head_dim_v = static_cast<int32_t>(arguments.head_dim_v);
             return cuda::Launch{{static_cast<unsigned>(arguments.seqlen_q), static_cast<unsigned>(arguments.heads_q),
                                  static_cast<unsigned>(arguments.batch)},
                                 cuda::Parameters(params)};

@@ -41,31 +41,32 @@ portable::ForwardSm80Config config(const AttentionArguments& p) {
   return cuda::forward_sm80_config(p, cuda::typical_device(90));
 }
 portable::ForwardParams params(const AttentionArguments& p) {
-  return cuda::forward_params(p, config(p), cuda::tile_map(p, config(p)), nullptr, kAtOnce);
+  const TileMap map = cuda::tile_map(p, config(p));
+  return cuda::forward_params(p, config(p), map, cuda::tile_map_params(map, nullptr, nullptr), kAtOnce);
 }
 int64_t tiles(int64_t rows, int64_t tile) { return (rows + tile - 1) / tile; }
 
 TEST(ForwardArguments, SizesAndStridesAreTheProblems) {
   const AttentionArguments p = problem();
   const portable::ForwardParams got = params(p);
-  EXPECT_EQ(got.q.batch_stride, 1000 * 1024);
-  EXPECT_EQ(got.k.row_stride, 256);
-  EXPECT_EQ(got.out.head_stride, 128);
-  EXPECT_EQ(got.lse.data, nullptr);
-  EXPECT_EQ(got.batch, 2);
-  EXPECT_EQ(got.heads_q.value, 8);
-  EXPECT_EQ(got.group.value, 4);
-  EXPECT_EQ(got.seqlen_q, 1000);
-  EXPECT_EQ(got.total_kv, 2000);
-  EXPECT_EQ(got.tiles_q, tiles(1000, config(p).tile_q));
-  EXPECT_EQ(got.kv_tiles, tiles(2000, config(p).tile_kv));
-  EXPECT_EQ(got.slices_v, 1);
-  EXPECT_EQ(got.window_left, -1);
-  EXPECT_EQ(got.causal_top_left, 0);
-  EXPECT_EQ(got.scale, 0.125f);
-  EXPECT_EQ(got.keep_scale, 1.0f);
-  EXPECT_EQ(got.dropout_threshold, 0u);
-  EXPECT_EQ(cuda::forward_blocks(p, cuda::tile_map(p, config(p))), got.tiles_q * 8 * 2);
+  EXPECT_EQ(got.inputs.q.batch_stride, 1000 * 1024);
+  EXPECT_EQ(got.inputs.k.row_stride, 256);
+  EXPECT_EQ(got.output.out.head_stride, 128);
+  EXPECT_EQ(got.output.lse.data, nullptr);
+  EXPECT_EQ(got.sequences.batch, 2);
+  EXPECT_EQ(got.sequences.heads_q.value, 8);
+  EXPECT_EQ(got.sequences.group.value, 4);
+  EXPECT_EQ(got.sequences.seqlen_q, 1000);
+  EXPECT_EQ(got.sequences.total_kv, 2000);
+  EXPECT_EQ(got.tiling.tiles_q, tiles(1000, config(p).tile_q));
+  EXPECT_EQ(got.tile_map.kv_tiles, tiles(2000, config(p).tile_kv));
+  EXPECT_EQ(got.tiling.slices_v, 1);
+  EXPECT_EQ(got.masks.window_left, -1);
+  EXPECT_EQ(got.masks.causal_top_left, 0);
+  EXPECT_EQ(got.scores.scale, 0.125f);
+  EXPECT_EQ(got.scores.keep_scale, 1.0f);
+  EXPECT_EQ(got.scores.dropout_threshold, 0u);
+  EXPECT_EQ(cuda::forward_blocks(p, cuda::tile_map(p, config(p))), got.tiling.tiles_q * 8 * 2);
 }
 
 TEST(ForwardArguments, PackedQueriesHaveBlocksForTheRowsBehindThem) {
@@ -75,12 +76,12 @@ TEST(ForwardArguments, PackedQueriesHaveBlocksForTheRowsBehindThem) {
   p.features |= Feature::packed_q;
   p.cu_seqlens_q = {static_cast<const int32_t*>(offsets), 0, 1};
   const portable::ForwardParams got = params(p);
-  EXPECT_EQ(cuda::forward_blocks(p, cuda::tile_map(p, config(p))), got.tiles_q * 8 * 4);
-  EXPECT_EQ(got.cu_seqlens_q.data, offsets);
-  EXPECT_EQ(got.cu_seqlens_q.stride, 1);
-  EXPECT_EQ(got.total_q, 1200);
+  EXPECT_EQ(cuda::forward_blocks(p, cuda::tile_map(p, config(p))), got.tiling.tiles_q * 8 * 4);
+  EXPECT_EQ(got.sequences.cu_seqlens_q.data, offsets);
+  EXPECT_EQ(got.sequences.cu_seqlens_q.stride, 1);
+  EXPECT_EQ(got.sequences.total_q, 1200);
   p.seqlen_q = 0;
-  EXPECT_EQ(params(p).tiles_q, 1) << "rows without a query are still written";
+  EXPECT_EQ(params(p).tiling.tiles_q, 1) << "rows without a query are still written";
 }
 
 // The kernel reads entry i of a table at i * stride.
@@ -90,9 +91,9 @@ TEST(ForwardArguments, TablesOfSequencesStepByTheirBatchStride) {
   p.features |= Feature::seqlens_kv | Feature::prefix;
   p.seqlens_kv = {static_cast<const int32_t*>(lengths), 2, 0};
   p.prefix = {static_cast<const int32_t*>(lengths), 3, 3};
-  EXPECT_EQ(params(p).seqlens_kv.stride, 2);
-  EXPECT_EQ(params(p).prefix.stride, 3);
-  EXPECT_EQ(params(p).seqlens_q.data, nullptr);
+  EXPECT_EQ(params(p).sequences.seqlens_kv.stride, 2);
+  EXPECT_EQ(params(p).sequences.prefix.stride, 3);
+  EXPECT_EQ(params(p).sequences.seqlens_q.data, nullptr);
 }
 
 TEST(ForwardArguments, SlotsAreATableOfSequences) {
@@ -101,10 +102,10 @@ TEST(ForwardArguments, SlotsAreATableOfSequences) {
   p.features |= Feature::cache_batch_idx;
   p.cache_batch_idx = {static_cast<const int32_t*>(slots), 2, 2};
   p.slots = 7;
-  EXPECT_EQ(params(p).cache_batch_idx.data, slots);
-  EXPECT_EQ(params(p).cache_batch_idx.stride, 2);
-  EXPECT_EQ(params(p).slots, 7);
-  EXPECT_EQ(params(p).has_tables, 1);
+  EXPECT_EQ(params(p).sequences.cache_batch_idx.data, slots);
+  EXPECT_EQ(params(p).sequences.cache_batch_idx.stride, 2);
+  EXPECT_EQ(params(p).sequences.slots, 7);
+  EXPECT_EQ(params(p).sequences.has_tables, 1);
 }
 
 TEST(ForwardArguments, WhatIsLargerThanAnyLengthIsClamped) {
@@ -112,41 +113,41 @@ TEST(ForwardArguments, WhatIsLargerThanAnyLengthIsClamped) {
   p.keep_first = int64_t{1} << 40;
   p.window_left = int64_t{1} << 40;
   p.chunk = int64_t{1} << 33;
-  EXPECT_EQ(params(p).keep_first, std::numeric_limits<int32_t>::max());
-  EXPECT_EQ(params(p).window_left, int64_t{1} << 40);
-  EXPECT_EQ(params(p).chunk, int64_t{1} << 33);
+  EXPECT_EQ(params(p).masks.keep_first, std::numeric_limits<int32_t>::max());
+  EXPECT_EQ(params(p).masks.window_left, int64_t{1} << 40);
+  EXPECT_EQ(params(p).masks.chunk, int64_t{1} << 33);
 }
 
 TEST(ForwardArguments, DropoutIsCountedIn65536ths) {
   AttentionArguments p = problem();
   p.dropout = 0.25f;
-  EXPECT_EQ(params(p).dropout_threshold, 16384u);
-  EXPECT_FLOAT_EQ(params(p).keep_scale, 4.0f / 3);
+  EXPECT_EQ(params(p).scores.dropout_threshold, 16384u);
+  EXPECT_FLOAT_EQ(params(p).scores.keep_scale, 4.0f / 3);
   p.dropout = 0.9999999f;
-  EXPECT_EQ(params(p).dropout_threshold, 65535u);
-  EXPECT_EQ(params(p).keep_scale, 65536.0f);
+  EXPECT_EQ(params(p).scores.dropout_threshold, 65535u);
+  EXPECT_EQ(params(p).scores.keep_scale, 65536.0f);
   p.dropout = 1e-6f;
-  EXPECT_EQ(params(p).dropout_threshold, 1u);
-  EXPECT_FLOAT_EQ(params(p).keep_scale, 65536.0f / 65535);
+  EXPECT_EQ(params(p).scores.dropout_threshold, 1u);
+  EXPECT_FLOAT_EQ(params(p).scores.keep_scale, 65536.0f / 65535);
 }
 
 TEST(ForwardArguments, WholeChunksOfOutAreStoredWhereRowsAreAligned) {
   alignas(16) std::array<std::byte, 32> memory{};
   AttentionArguments p = problem();
   p.out().data = memory.data();
-  EXPECT_EQ(params(p).out_vector_store, 1);
+  EXPECT_EQ(params(p).output.out_vector_store, 1);
   p.out().data = memory.data() + 2;
-  EXPECT_EQ(params(p).out_vector_store, 0);
+  EXPECT_EQ(params(p).output.out_vector_store, 0);
   p.out().data = memory.data();
   p.out().row_stride = 1025;
-  EXPECT_EQ(params(p).out_vector_store, 0);
+  EXPECT_EQ(params(p).output.out_vector_store, 0);
   p.out().row_stride = 1028;  // 16 bytes in f32, 8 in bf16
-  EXPECT_EQ(params(p).out_vector_store, 0);
+  EXPECT_EQ(params(p).output.out_vector_store, 0);
   p.out().dtype = p.operands[core::Name::out].dtype = core::DType::f32;
-  EXPECT_EQ(params(p).out_vector_store, 1);
-  EXPECT_EQ(params(p).out_element, portable::Element::f32);
+  EXPECT_EQ(params(p).output.out_vector_store, 1);
+  EXPECT_EQ(params(p).output.out_element, portable::Element::f32);
   p.head_dim_v = 127;
-  EXPECT_EQ(params(p).out_vector_store, 0);
+  EXPECT_EQ(params(p).output.out_vector_store, 0);
 }
 
 // Four sequences of 1,024 queries, in 8 tiles.
@@ -198,8 +199,9 @@ TEST(ForwardArguments, KernelsGetTheSections) {
   AttentionArguments p = problem_of_heads(2048, 64, 64);
   p.derive_mask_shape();
   const portable::ForwardParams got = params(p);
-  EXPECT_EQ(Pair(got.heads_per_section.value, got.first_of_last_section), sections(p, got.tiles_q));
-  EXPECT_GT(got.first_of_last_section, 0);
+  EXPECT_EQ(Pair(got.tiling.heads_per_section.value, got.tiling.first_of_last_section),
+            sections(p, got.tiling.tiles_q));
+  EXPECT_GT(got.tiling.first_of_last_section, 0);
 }
 
 bool may_have_zero_rows(const AttentionArguments& p) {

@@ -1,9 +1,11 @@
 // The kernel parameters of forward kernels on a GPU, from a call's arguments.
 #pragma once
 
+#include <limits>
 #include <string>
 
 #include "cuda/driver/gpus.hpp"
+#include "cuda/launch/call_params.hpp"
 #include "cuda/launch/forward_tiles.hpp"
 #include "cuda/launch/sections.hpp"
 #include "cuda/launch/tile_map.hpp"
@@ -12,17 +14,13 @@
 
 namespace tessella::cuda {
 
-// map_data: of map.bytes(), in the GPU's memory.
+// longest: sequence that the kernel takes.
 portable::ForwardParams forward_params(const core::AttentionArguments& arguments, const ForwardTiles& tiles,
-                                       const TileMap& map, void* map_data, const Concurrency& at_once);
+                                       const TileMap& map, const portable::TileMapParams& tile_map,
+                                       const Concurrency& at_once,
+                                       int64_t longest = std::numeric_limits<int64_t>::max());
 
-// Of what a kernel's bounds keep within 32 bits.
-inline int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
 inline int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
-
-portable::OperandParams operand(const core::Operand& tensor);
-// Whether all rows begin at multiples of 16 bytes and are whole pieces of 16.
-bool rows_are_aligned(const core::Operand& tensor, int64_t head_dim);
 
 // Why the GPU cannot run a kernel whose blocks use this much shared memory, or "".
 std::string lacks(const core::AttentionShape& shape, int32_t shared_bytes, const DeviceInfo& device);

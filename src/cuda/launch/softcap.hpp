@@ -2,7 +2,7 @@
 #pragma once
 
 #include "operations/attention/arguments.hpp"
-#include "portable/forward_params.hpp"
+#include "portable/scores_params.hpp"
 
 namespace tessella::cuda {
 

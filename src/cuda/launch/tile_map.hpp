@@ -6,7 +6,7 @@
 
 #include "cuda/launch/forward_tiles.hpp"
 #include "operations/attention/arguments.hpp"
-#include "portable/forward_params.hpp"
+#include "portable/tile_map_params.hpp"
 
 namespace tessella::cuda {
 

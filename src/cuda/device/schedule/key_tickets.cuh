@@ -33,7 +33,7 @@ __device__ __forceinline__ KeyTicket take_key_ticket(const portable::BackwardPar
   __syncthreads();
   const auto ticket = static_cast<int32_t>(ptx::load_word(s_word));
   __syncthreads();
-  const HeadTile of = head_tile(ticket, p.forward.batch * p.heads_kv, p.section_heads, p.kv_tiles);
+  const HeadTile of = head_tile(ticket, p.sequences.batch * p.heads_kv, p.section_heads, p.kv_tiles);
   const int32_t batch_idx = of.head / p.heads_kv;
   return {batch_idx, of.head - batch_idx * p.heads_kv, of.tile};
 }
@@ -41,9 +41,9 @@ __device__ __forceinline__ KeyTicket take_key_ticket(const portable::BackwardPar
 // True if each query tile belongs to one sequence, as in packed tensors whose sequences do not overlap. If sequences
 // overlap, no result is right, and a block must not wait for a turn that never comes. Whole warps call it.
 __device__ __forceinline__ bool sequences_are_apart(const portable::BackwardParams& p) {
-  const portable::TableParams& table = p.forward.cu_seqlens_q;
+  const portable::TableParams& table = p.sequences.cu_seqlens_q;
   bool descends = false;
-  for (auto i = static_cast<int32_t>(threadIdx.x % 32); table.data != nullptr && i < p.forward.batch; i += 32) {
+  for (auto i = static_cast<int32_t>(threadIdx.x % 32); table.data != nullptr && i < p.sequences.batch; i += 32) {
     descends |= entry(table, i + 1) < entry(table, i);
   }
   return !__any_sync(kAllLanes, descends);

@@ -17,8 +17,8 @@ using portable::QueryTile;
 // of packed sequences never overlap if their offsets ascend.
 template <int TileQ>
 __device__ __forceinline__ int32_t first_tile(const BackwardParams& p, const Sequence& sequence, int32_t batch_idx) {
-  const int64_t row =
-      p.forward.cu_seqlens_q.data != nullptr ? sequence.row_q : static_cast<int64_t>(batch_idx) * p.forward.seqlen_q;
+  const int64_t row = p.sequences.cu_seqlens_q.data != nullptr ? sequence.row_q
+                                                               : static_cast<int64_t>(batch_idx) * p.sequences.seqlen_q;
   return static_cast<int32_t>(row / TileQ) + batch_idx;
 }
 
@@ -44,17 +44,15 @@ struct HeadTiles {
         head_idx(head),
         first(static_cast<int64_t>(head) * params.tiles_of_head + first_of_sequence) {}
 
-  __device__ KeyTiles keys(int32_t tile) const {
-    return key_tiles<TileKv>(p.tiles[first + tile], p.forward.keep_first);
-  }
+  __device__ KeyTiles keys(int32_t tile) const { return key_tiles<TileKv>(p.tiles[first + tile], p.masks.keep_first); }
   __device__ TileClass kind(int32_t tile, int32_t key_tile) const {
     if (!HasMap) return TileClass::full;
-    return static_cast<TileClass>(tile_classes(p.forward, batch_idx, head_idx, tile)[key_tile]);
+    return static_cast<TileClass>(tile_classes(p.tile_map, batch_idx, head_idx, tile)[key_tile]);
   }
   // A bit for each key of a key tile that is not hidden: whether some query of the tile sees it. With a map.
   __device__ uint4 seen(int32_t tile, int32_t key_tile) const {
     return *reinterpret_cast<const uint4*>(
-        seen_keys(p.forward, tile_classes(p.forward, batch_idx, head_idx, tile) + key_tile));
+        seen_keys(p.tile_map, tile_classes(p.tile_map, batch_idx, head_idx, tile) + key_tile));
   }
   // The first key tile from `from` on that some query of the tile sees, or the end.
   __device__ int32_t next_key_tile(int32_t tile, const KeyTiles& seen, int32_t from) const {
@@ -122,7 +120,7 @@ class VisitedQueryTiles {
     while (base >= 0 && visible == 0) {
       base -= 32;
       if (base < 0) {
-        if (kByTile || ++head == first_head_ + p_.forward.group.value) break;
+        if (kByTile || ++head == first_head_ + p_.sequences.group.value) break;
         base = top();
       }
       visible = find_tiles(head, base);
@@ -172,11 +170,11 @@ class VisitedQueryTiles {
   };
   __device__ TileOfHead tile_of_head(int32_t head_idx, int32_t idx) const {
     if (!kByTile) return {head_idx, idx};
-    const int32_t tile = p_.forward.group.quotient(idx);
-    return {first_head_ + idx - tile * p_.forward.group.value, tile};
+    const int32_t tile = p_.sequences.group.quotient(idx);
+    return {first_head_ + idx - tile * p_.sequences.group.value, tile};
   }
   __device__ int32_t top() const {
-    const int32_t count = kByTile ? tiles_ * p_.forward.group.value : tiles_;
+    const int32_t count = kByTile ? tiles_ * p_.sequences.group.value : tiles_;
     return (count + 31) / 32 * 32 - 32;
   }
 
@@ -189,7 +187,7 @@ class VisitedQueryTiles {
     TileClass kind = TileClass::hidden;
     if (mine < tiles_) {
       const QueryTile tile = p_.tiles[head.first + mine];
-      const KeyTiles keys = key_tiles<TileKv>(tile, p_.forward.keep_first);
+      const KeyTiles keys = key_tiles<TileKv>(tile, p_.masks.keep_first);
       if (keys.sees(key_tile_)) kind = head.kind(mine, key_tile_);
       is_full = keys.is_full(key_tile_) && kind == TileClass::full;
       has_idle = tile.smallest_end <= 0;

@@ -1,13 +1,13 @@
 // The arrays that the caller passes beside a score or mask modification, as its source reads them.
 #pragma once
 
-#include "portable/forward_params.hpp"
+#include "portable/arrays_params.hpp"
 
 namespace tessella::device {
 
 class Arrays {
  public:
-  __device__ explicit Arrays(const portable::ForwardParams& p) : arrays_(p.arrays) {}
+  __device__ explicit Arrays(const portable::ArraysParams& p) : arrays_(p.all) {}
   __device__ const float* f32(int n) const { return static_cast<const float*>(arrays_[n].data); }
   __device__ const int32_t* i32(int n) const { return static_cast<const int32_t*>(arrays_[n].data); }
   __device__ const bool* boolean(int n) const { return static_cast<const bool*>(arrays_[n].data); }

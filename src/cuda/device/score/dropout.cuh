@@ -4,18 +4,19 @@
 #include "cuda/device/score/softmax.cuh"
 #include "cuda/device/tile/work_tile.cuh"
 #include "portable/dropout.hpp"
-#include "portable/forward_params.hpp"
+#include "portable/scores_params.hpp"
+#include "portable/sequences_params.hpp"
 
 namespace tessella::device {
 
 // The call's dropout; its seed and offset may be in device memory.
-__device__ __forceinline__ portable::Dropout dropout_of(const portable::ForwardParams& p) {
+__device__ __forceinline__ portable::Dropout dropout_of(const portable::ScoresParams& p) {
   return {p.seed_data != nullptr ? static_cast<uint64_t>(*p.seed_data) : p.seed,
           p.offset_data != nullptr ? static_cast<uint64_t>(*p.offset_data) : p.offset, p.dropout_threshold};
 }
 
 // The index by which dropout knows a head.
-__device__ __forceinline__ uint64_t dropout_head(const portable::ForwardParams& p, const WorkTile& work) {
+__device__ __forceinline__ uint64_t dropout_head(const portable::SequencesParams& p, const WorkTile& work) {
   return static_cast<uint64_t>(work.batch_idx) * p.heads_q.value + work.head_idx;
 }
 

@@ -29,7 +29,7 @@ class ScoreGradient {
   using Origin = typename Score::Origin;
 
   __device__ ScoreGradient(const BackwardParams& p, const Sequence& sequence, int32_t batch_idx, int32_t head_idx)
-      : p_(p.forward), batch_idx_(batch_idx), head_idx_(head_idx), score_(p.forward, sequence, batch_idx, head_idx) {}
+      : p_(p), batch_idx_(batch_idx), head_idx_(head_idx), score_(p.scores, p.arrays, sequence, batch_idx, head_idx) {}
 
   __device__ Origin origin(int32_t query, int32_t key) const { return score_.origin(query, key); }
 
@@ -43,16 +43,16 @@ class ScoreGradient {
     const auto q_minus_k = static_cast<float>(at.query - at.key);
     float score = unmodified;
     if constexpr (C.score_mod) {
-      score = user::score_mod(unmodified, batch_idx_, head_idx_, at.query, at.key, q_minus_k, Arrays(p_));
+      score = user::score_mod(unmodified, batch_idx_, head_idx_, at.query, at.key, q_minus_k, Arrays(p_.arrays));
     }
     const float prob = device::prob(score, score_.scale(), of_row.lse);
-    if constexpr (C.dropout) d_prob = is_kept ? d_prob * p_.keep_scale : 0.0f;
+    if constexpr (C.dropout) d_prob = is_kept ? d_prob * p_.scores.keep_scale : 0.0f;
     ScoreGradients gradients;
     gradients.prob = !C.dropout || is_kept ? prob : 0.0f;
     gradients.d_unmodified = prob * (d_prob - of_row.delta);
     if constexpr (C.score_mod) {
       gradients.d_unmodified = user::score_mod_gradient(unmodified, gradients.d_unmodified, batch_idx_, head_idx_,
-                                                        at.query, at.key, q_minus_k, Arrays(p_));
+                                                        at.query, at.key, q_minus_k, Arrays(p_.arrays));
     }
     gradients.d_product = C.softcap ? gradients.d_unmodified * (1 - tanh * tanh) : gradients.d_unmodified;
     return gradients;
@@ -64,7 +64,7 @@ class ScoreGradient {
   }
 
  private:
-  const portable::ForwardParams& p_;
+  const BackwardParams& p_;
   int32_t batch_idx_, head_idx_;
   Score score_;
 };

@@ -15,7 +15,7 @@ using portable::MaskLevel;
 
 // True if the band shows the key to the query whose row is of_row. Both may lie outside the sequence.
 __device__ __forceinline__ bool is_in_band(const BackwardParams& p, const BackwardRow& of_row, int32_t key) {
-  return KeyRange{of_row.begin, of_row.end}.sees(key, p.forward.keep_first) && key >= 0;
+  return KeyRange{of_row.begin, of_row.end}.sees(key, p.masks.keep_first) && key >= 0;
 }
 
 // True if the query, whose row is of_row, sees the key. Both may lie outside the sequence. has_elements: element masks
@@ -26,7 +26,7 @@ __device__ __forceinline__ bool is_visible(const BackwardParams& p, const Sequen
                                            int32_t query, int32_t key) {
   if constexpr (C.mask != MaskLevel::bits) return is_in_band(p, of_row, key);
   return is_in_band(p, of_row, key) &&
-         (!has_elements || is_visible<C>(p.forward, sequence, batch_idx, head_idx, query, key));
+         (!has_elements || is_visible<C>(p.masks, p.arrays, sequence, batch_idx, head_idx, query, key));
 }
 
 template <ScoreConfig C, int MBlocks, int Blocks>
@@ -75,7 +75,7 @@ struct GradientTile {
             if (IsMasked && !is_visible(rows[half][c], at_query, at_key)) continue;
             bool keeps = true;
             if constexpr (C.dropout && AnyKey) {
-              keeps = dropout_of(p.forward).keeps(kept.head_idx, at_query, at_key);
+              keeps = dropout_of(p.scores).keeps(kept.head_idx, at_query, at_key);
             } else if constexpr (C.dropout) {
               keeps = kept.bits.has(half, n);
             }
@@ -103,9 +103,9 @@ struct GradientTile {
     uint64_t head_idx = 0;
     DropoutBits bits;
     __device__ __forceinline__ TileDropout(const GradientTile& of, int32_t query, int32_t key) {
-      if constexpr (C.dropout) head_idx = dropout_head(of.p.forward, {of.batch_idx, of.head_idx, 0, 0});
+      if constexpr (C.dropout) head_idx = dropout_head(of.p.sequences, {of.batch_idx, of.head_idx, 0, 0});
       if constexpr (C.dropout && !AnyKey) {
-        bits = DropoutBits(dropout_of(of.p.forward), head_idx, query / 16, key / 16, of.lane);
+        bits = DropoutBits(dropout_of(of.p.scores), head_idx, query / 16, key / 16, of.lane);
       }
     }
   };

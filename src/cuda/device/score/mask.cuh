@@ -7,7 +7,9 @@
 #include "cuda/device/score/softmax.cuh"
 #include "cuda/device/tile/keys.cuh"
 #include "cuda/device/tile/sequence.cuh"
+#include "portable/masks_params.hpp"
 #include "portable/score_config.hpp"
+#include "portable/tile_map_params.hpp"
 #include "user.hpp"  // user::mask_mod: the caller's source
 
 namespace tessella::device {
@@ -17,8 +19,9 @@ using portable::ScoreConfig;
 // True if documents, dense mask, block map, draft mask and the caller's mask modification let query i see key j. Both
 // are inside the lengths.
 template <ScoreConfig C>
-__device__ __forceinline__ bool is_visible(const portable::ForwardParams& p, const Sequence& s, int32_t batch_idx,
-                                           int32_t head_idx, int32_t i, int32_t j) {
+__device__ __forceinline__ bool is_visible(const portable::MasksParams& masks, const portable::ArraysParams& arrays,
+                                           const Sequence& s, int32_t batch_idx, int32_t head_idx, int32_t i,
+                                           int32_t j) {
   const int64_t slot = s.slot_kv + j;
   const auto flag = [&](const portable::ScoreOperandParams& mask, int64_t q, int64_t kv) {
     return static_cast<const uint8_t*>(mask.data)[batch_idx * mask.batch_stride + head_idx * mask.head_stride +
@@ -29,18 +32,18 @@ __device__ __forceinline__ bool is_visible(const portable::ForwardParams& p, con
     const auto id = [&](const portable::TableParams& ids, int64_t row) {
       return static_cast<const int32_t*>(ids.data)[batch_idx * ids.batch_stride + row * ids.stride];
     };
-    visible = id(p.document_q, s.row_q + i) == id(p.document_kv, s.row_kv + j);
+    visible = id(masks.document_q, s.row_q + i) == id(masks.document_kv, s.row_kv + j);
   }
-  if constexpr (C.dense_mask) visible = visible && flag(p.dense_mask, i, slot);
+  if constexpr (C.dense_mask) visible = visible && flag(masks.dense_mask, i, slot);
   if constexpr (C.block_map) {
-    visible =
-        visible && flag(p.block_map, p.block_map_q.quotient(i), p.block_map_kv.quotient(static_cast<int32_t>(slot)));
+    visible = visible && flag(masks.block_map, masks.block_map_q.quotient(i),
+                              masks.block_map_kv.quotient(static_cast<int32_t>(slot)));
   }
   if constexpr (C.draft_mask) {
     const int32_t draft = j - (s.len_kv - s.len_q);
-    visible = visible && (draft < 0 || flag(p.draft_mask, i, draft));
+    visible = visible && (draft < 0 || flag(masks.draft_mask, i, draft));
   }
-  if constexpr (C.mask_mod) visible = visible && user::mask_mod(batch_idx, head_idx, i, j, Arrays(p));
+  if constexpr (C.mask_mod) visible = visible && user::mask_mod(batch_idx, head_idx, i, j, Arrays(arrays));
   return visible;
 }
 
@@ -59,20 +62,21 @@ template <ScoreConfig C>
 class ElementRows {
  public:
   // [first_key, first_key + keys): all that are asked for; first_key is a multiple of 4.
-  __device__ __forceinline__ ElementRows(const portable::ForwardParams& p, const Sequence& s, int32_t batch_idx,
-                                         int32_t head_idx, int32_t first_key, int32_t keys)
-      : p_(p), s_(s), batch_idx_(batch_idx), head_idx_(head_idx) {
+  __device__ __forceinline__ ElementRows(const portable::MasksParams& masks, const portable::ArraysParams& arrays,
+                                         const Sequence& s, int32_t batch_idx, int32_t head_idx, int32_t first_key,
+                                         int32_t keys)
+      : masks_(masks), arrays_(arrays), s_(s), batch_idx_(batch_idx), head_idx_(head_idx) {
     is_whole_ = first_key + keys <= s.len_kv;
     if constexpr (C.dense_mask) {
-      dense_ = static_cast<const uint8_t*>(p.dense_mask.data) + batch_idx * p.dense_mask.batch_stride +
-               head_idx * p.dense_mask.head_stride + s.slot_kv * p.dense_mask.kv_stride;
-      const auto all = reinterpret_cast<uint64_t>(dense_) | static_cast<uint64_t>(p.dense_mask.q_stride);
-      is_whole_ = is_whole_ && p.dense_mask.kv_stride == 1 && all % kKeysAtOnce == 0;
+      dense_ = static_cast<const uint8_t*>(masks.dense_mask.data) + batch_idx * masks.dense_mask.batch_stride +
+               head_idx * masks.dense_mask.head_stride + s.slot_kv * masks.dense_mask.kv_stride;
+      const auto all = reinterpret_cast<uint64_t>(dense_) | static_cast<uint64_t>(masks.dense_mask.q_stride);
+      is_whole_ = is_whole_ && masks.dense_mask.kv_stride == 1 && all % kKeysAtOnce == 0;
     }
     if constexpr (C.documents) {
-      ids_ = static_cast<const uint32_t*>(p.document_kv.data) + batch_idx * p.document_kv.batch_stride +
-             s.row_kv * p.document_kv.stride;
-      is_whole_ = is_whole_ && p.document_kv.stride == 1 && reinterpret_cast<uint64_t>(ids_) % sizeof(uint4) == 0;
+      ids_ = static_cast<const uint32_t*>(masks.document_kv.data) + batch_idx * masks.document_kv.batch_stride +
+             s.row_kv * masks.document_kv.stride;
+      is_whole_ = is_whole_ && masks.document_kv.stride == 1 && reinterpret_cast<uint64_t>(ids_) % sizeof(uint4) == 0;
     }
   }
   // True if masks are read in whole words: visible<true>() may be called.
@@ -87,7 +91,8 @@ class ElementRows {
     if constexpr (C.block_map) bits &= in_block_map(i, j);
     constexpr ScoreConfig kOthers = {.draft_mask = C.draft_mask, .mask_mod = C.mask_mod};
     if constexpr (num_masks(kOthers) > 0) {
-      bits &= each_key(j, [&](int32_t key) { return is_visible<kOthers>(p_, s_, batch_idx_, head_idx_, i, key); });
+      bits &= each_key(
+          j, [&](int32_t key) { return is_visible<kOthers>(masks_, arrays_, s_, batch_idx_, head_idx_, i, key); });
     }
     return bits;
   }
@@ -95,7 +100,9 @@ class ElementRows {
     return is_whole_ && j + kKeysAtOnce <= s_.len_kv ? visible<true>(i, j) : visible<false>(i, j);
   }
   // Of a dense mask.
-  __device__ __forceinline__ const uint8_t* dense_row(int32_t i) const { return dense_ + i * p_.dense_mask.q_stride; }
+  __device__ __forceinline__ const uint8_t* dense_row(int32_t i) const {
+    return dense_ + i * masks_.dense_mask.q_stride;
+  }
 
  private:
   // Bit k: of key j + k, or of the sequence's last one in place of a key past it.
@@ -112,30 +119,32 @@ class ElementRows {
   __device__ __forceinline__ uint32_t in_dense(int32_t i, int32_t j) const {
     const uint8_t* row = dense_row(i);
     if constexpr (IsWhole) return bits_of_bytes(nonzero_bytes(*reinterpret_cast<const uint32_t*>(row + j)));
-    return each_key(j, [&](int32_t key) { return row[key * p_.dense_mask.kv_stride] != 0; });
+    return each_key(j, [&](int32_t key) { return row[key * masks_.dense_mask.kv_stride] != 0; });
   }
   template <bool IsWhole>
   __device__ __forceinline__ uint32_t in_documents(int32_t i, int32_t j) const {
     const uint32_t own = static_cast<const uint32_t*>(
-        p_.document_q.data)[batch_idx_ * p_.document_q.batch_stride + (s_.row_q + i) * p_.document_q.stride];
+        masks_.document_q
+            .data)[batch_idx_ * masks_.document_q.batch_stride + (s_.row_q + i) * masks_.document_q.stride];
     if constexpr (IsWhole) {
       const uint4 ids = *reinterpret_cast<const uint4*>(ids_ + j);
       return (ids.x == own ? 1u : 0u) | (ids.y == own ? 2u : 0u) | (ids.z == own ? 4u : 0u) | (ids.w == own ? 8u : 0u);
     }
-    return each_key(j, [&](int32_t key) { return ids_[key * p_.document_kv.stride] == own; });
+    return each_key(j, [&](int32_t key) { return ids_[key * masks_.document_kv.stride] == own; });
   }
   // Most often the keys are of one entry.
   __device__ __forceinline__ uint32_t in_block_map(int32_t i, int32_t j) const {
-    const portable::ScoreOperandParams& map = p_.block_map;
+    const portable::ScoreOperandParams& map = masks_.block_map;
     const uint8_t* row = static_cast<const uint8_t*>(map.data) + batch_idx_ * map.batch_stride +
-                         head_idx_ * map.head_stride + p_.block_map_q.quotient(i) * map.q_stride;
-    const auto column = [&](int32_t key) { return p_.block_map_kv.quotient(s_.slot_kv + min(key, s_.len_kv - 1)); };
+                         head_idx_ * map.head_stride + masks_.block_map_q.quotient(i) * map.q_stride;
+    const auto column = [&](int32_t key) { return masks_.block_map_kv.quotient(s_.slot_kv + min(key, s_.len_kv - 1)); };
     const int32_t first = column(j);
     if (column(j + kKeysAtOnce - 1) == first) return row[first * map.kv_stride] != 0 ? kAllAtOnce : 0;
     return each_key(j, [&](int32_t key) { return row[column(key) * map.kv_stride] != 0; });
   }
 
-  const portable::ForwardParams& p_;
+  const portable::MasksParams& masks_;
+  const portable::ArraysParams& arrays_;
   const Sequence& s_;
   int32_t batch_idx_, head_idx_;
   bool is_whole_;
@@ -174,12 +183,13 @@ __device__ __forceinline__ uint32_t visible_columns(const ElementRows<C>& elemen
 // Clears from `visible` the bits of keys that the element masks hide. `visible` holds columns of a tile as
 // columns_below() does, for rows lane / 4 and lane / 4 + 8 of a warp's 16. A whole warp calls it.
 template <ScoreConfig C, int TileKv>
-__device__ __forceinline__ void hide_by_elements(const portable::ForwardParams& p, const Sequence& s, int32_t batch_idx,
-                                                 int32_t head_idx, int32_t first_q, int32_t first_kv,
+__device__ __forceinline__ void hide_by_elements(const portable::MasksParams& masks,
+                                                 const portable::ArraysParams& arrays, const Sequence& s,
+                                                 int32_t batch_idx, int32_t head_idx, int32_t first_q, int32_t first_kv,
                                                  uint32_t (&visible)[2]) {
   auto lane = static_cast<int32_t>(threadIdx.x % 32);
   ptx::forget(lane);  // values derived from it are computed here, where it is rare, and hold no registers
-  const ElementRows<C> elements(p, s, batch_idx, head_idx, first_kv, TileKv);
+  const ElementRows<C> elements(masks, arrays, s, batch_idx, head_idx, first_kv, TileKv);
   const auto query = [&](int r) { return min(first_q + r * 8 + lane / 4, s.len_q - 1); };
   if (loads_words(C) && C.dense_mask && elements.is_whole()) {
 #pragma unroll
@@ -199,14 +209,16 @@ __device__ __forceinline__ void hide_by_elements(const portable::ForwardParams& 
 // The same where accumulators leave few registers and exchanges between lanes would spill them (forward_sm80): each
 // lane tests its own columns.
 template <ScoreConfig C, int TileKv>
-__device__ __forceinline__ void hide_own_columns(const portable::ForwardParams& p, const Sequence& s, int32_t batch_idx,
-                                                 int32_t head_idx, int32_t first_q, int32_t first_kv,
+__device__ __forceinline__ void hide_own_columns(const portable::MasksParams& masks,
+                                                 const portable::ArraysParams& arrays, const Sequence& s,
+                                                 int32_t batch_idx, int32_t head_idx, int32_t first_q, int32_t first_kv,
                                                  uint32_t (&visible)[2]) {
   constexpr int kColumnsAtOnce = num_masks(C) > 1 ? 2 : 8;  // whose loads wait side by side: registers
   auto lane = static_cast<int32_t>(threadIdx.x % 32);
   ptx::forget(lane);  // as above
   const auto sees = [&](int row, int32_t key) {
-    return is_visible<C>(p, s, batch_idx, head_idx, min(first_q + row, s.len_q - 1), min(key, s.len_kv - 1));
+    return is_visible<C>(masks, arrays, s, batch_idx, head_idx, min(first_q + row, s.len_q - 1),
+                         min(key, s.len_kv - 1));
   };
 #pragma unroll 1
   for (int r = 0; r < 2; ++r) {
@@ -221,14 +233,14 @@ __device__ __forceinline__ void hide_own_columns(const portable::ForwardParams& 
 }
 
 // The classes of the key tiles of a query tile.
-__device__ __forceinline__ uint8_t* tile_classes(const portable::ForwardParams& p, int32_t batch_idx, int32_t head_idx,
+__device__ __forceinline__ uint8_t* tile_classes(const portable::TileMapParams& p, int32_t batch_idx, int32_t head_idx,
                                                  int32_t tile_q_idx) {
-  return p.tile_map + batch_idx * p.tile_map_batch_stride + head_idx * p.tile_map_head_stride +
+  return p.classes + batch_idx * p.batch_stride + head_idx * p.head_stride +
          static_cast<int64_t>(tile_q_idx) * p.kv_tiles;
 }
 // The words of p.seen_keys for the tile with this class.
-__device__ __forceinline__ uint32_t* seen_keys(const portable::ForwardParams& p, const uint8_t* tile_class) {
-  return p.seen_keys + (tile_class - p.tile_map) * portable::kSeenWords;
+__device__ __forceinline__ uint32_t* seen_keys(const portable::TileMapParams& p, const uint8_t* tile_class) {
+  return p.seen_keys + (tile_class - p.classes) * portable::kSeenWords;
 }
 
 }  // namespace tessella::device

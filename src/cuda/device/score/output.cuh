@@ -8,11 +8,12 @@
 #include "cuda/device/tile/work_tile.cuh"
 #include "cuda/device/tile/zero_rows.cuh"
 #include "portable/forward_params.hpp"
+#include "portable/output_params.hpp"
 #include "portable/score_config.hpp"
 
 namespace tessella::device {
 
-using portable::ForwardParams;
+using portable::OutputParams;
 
 // Multiplies row r of block m by by[m][r].
 template <int MBlocks, int BlocksV>
@@ -31,8 +32,8 @@ __device__ __forceinline__ void scale_rows(float (&o)[MBlocks][BlocksV][4], cons
 // the row begins at element `at`. Each lane writes 8 bytes of 16-bit elements, so four lanes write 32 bytes of a row.
 // All lanes of the warp call it.
 template <Element E, int BlocksV>
-__device__ __forceinline__ void store_quad(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
-                                           int64_t at, int32_t first, int lane, bool is_there) {
+__device__ __forceinline__ void store_quad(const OutputParams& p, int32_t head_dim_v, const float (&o)[BlocksV][4],
+                                           int from, int r, int64_t at, int32_t first, int lane, bool is_there) {
   // A pair of lanes holds two words of each block. The even lane takes those of the first block, the odd lane the
   // others.
   const bool odd = lane % 2 != 0;
@@ -41,28 +42,28 @@ __device__ __forceinline__ void store_quad(const ForwardParams& p, const float (
   for (int j = 0; j < 2; ++j) words[j] = Multiply<E>::pack(o[from + j][r * 2], o[from + j][r * 2 + 1]);
   const uint32_t got = __shfl_xor_sync(kAllLanes, odd ? words[0] : words[1], 1);
   const int32_t column = first + lane % 2 * 8 + lane % 4 / 2 * 4;
-  if (!is_there || column >= p.head_dim_v) return;
+  if (!is_there || column >= head_dim_v) return;
   *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p.out.data) + at + column) =
       odd ? make_uint2(got, words[1]) : make_uint2(words[0], got);
 }
 
 // The same in pairs of columns, for fp32 and for rows of out that are not aligned to 16 bytes.
 template <Element E, int BlocksV>
-__device__ __forceinline__ void store_pairs(const ForwardParams& p, const float (&o)[BlocksV][4], int from, int r,
-                                            int64_t at, int32_t first, int lane, bool is_there) {
+__device__ __forceinline__ void store_pairs(const OutputParams& p, int32_t head_dim_v, const float (&o)[BlocksV][4],
+                                            int from, int r, int64_t at, int32_t first, int lane, bool is_there) {
   const bool is_f32 = E == Element::f32 || p.out_element == Element::f32;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int32_t column = first + i * 8 + lane % 4 * 2;
     const float pair[2] = {o[from + i][r * 2], o[from + i][r * 2 + 1]};
     if (is_f32 && p.out_vector_store) {
-      if (!is_there || column >= p.head_dim_v) continue;
+      if (!is_there || column >= head_dim_v) continue;
       *reinterpret_cast<float2*>(static_cast<float*>(p.out.data) + at + column) = make_float2(pair[0], pair[1]);
       continue;
     }
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      if (!is_there || column + c >= p.head_dim_v) continue;
+      if (!is_there || column + c >= head_dim_v) continue;
       if (is_f32) {
         static_cast<float*>(p.out.data)[at + column + c] = pair[c];
       } else if constexpr (E != Element::f32) {
@@ -77,7 +78,7 @@ __device__ __forceinline__ void store_pairs(const ForwardParams& p, const float 
 // accumulators, and destroys these. Rare cases are in a loop to keep the code small: pairs of columns, and quads if
 // QuadsAreRare.
 template <Element E, bool QuadsAreRare, int BlocksV, int MBlocks, int Blocks>
-__device__ __forceinline__ void store_rows(const ForwardParams& p, float (&o)[MBlocks][Blocks][4],
+__device__ __forceinline__ void store_rows(const OutputParams& p, int32_t head_dim_v, float (&o)[MBlocks][Blocks][4],
                                            const int64_t (&at)[MBlocks][2], const bool (&is_there)[MBlocks][2],
                                            int32_t first, int lane) {
   static_assert(BlocksV % 2 == 0);
@@ -88,9 +89,9 @@ __device__ __forceinline__ void store_rows(const ForwardParams& p, float (&o)[MB
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         if (!in_quads) {
-          store_pairs<E>(p, o[m], from, r, at[m][r], column, lane, is_there[m][r]);
+          store_pairs<E>(p, head_dim_v, o[m], from, r, at[m][r], column, lane, is_there[m][r]);
         } else if constexpr (E != Element::f32) {
-          store_quad<E>(p, o[m], from, r, at[m][r], column, lane, is_there[m][r]);
+          store_quad<E>(p, head_dim_v, o[m], from, r, at[m][r], column, lane, is_there[m][r]);
         }
       }
     }
@@ -121,7 +122,7 @@ struct Output {
   static constexpr int kMBlocks = RowsOfWarp / 16;
   static constexpr int kBlocksV = ColumnsV / 8;
 
-  const ForwardParams& p;
+  const portable::ForwardParams& p;
   const WorkTile& work;
   const Sequence& sequence;
   int32_t first_row;  // the warp's, as the sequence's query
@@ -143,14 +144,15 @@ struct Output {
       max = mine == i ? rows[i / 2].max[i % 2] : max;
       sum = mine == i ? row : sum;
     }
-    const bool has_sink = p.sink.data != nullptr;
-    const float sink = has_sink ? static_cast<const float*>(p.sink.data)[work.head_idx * p.sink.stride] : 0.0f;
+    const bool has_sink = p.scores.sink.data != nullptr;
+    const float sink =
+        has_sink ? static_cast<const float*>(p.scores.sink.data)[work.head_idx * p.scores.sink.stride] : 0.0f;
     const RowResult result = finish(max, sum, scale, has_sink, sink);
     const int32_t row = query(mine / 2, mine % 2);
-    if (p.lse.data != nullptr && row < sequence.len_q && work.slice_idx == 0 && lane % 4 < kRows) {
-      static_cast<float*>(p.lse.data)[row_offset(p.lse, work, sequence, row)] = result.lse;
+    if (p.output.lse.data != nullptr && row < sequence.len_q && work.slice_idx == 0 && lane % 4 < kRows) {
+      static_cast<float*>(p.output.lse.data)[row_offset(p.output.lse, work, sequence, row)] = result.lse;
     }
-    const float factor = C.dropout ? result.factor * p.keep_scale : result.factor;
+    const float factor = C.dropout ? result.factor * p.scores.keep_scale : result.factor;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       by[i / 2][i % 2] = __shfl_sync(kAllLanes, factor, lane / 4 * 4 + i);
@@ -165,11 +167,12 @@ struct Output {
     for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        at[m][r] = row_offset(p.out, work, sequence, query(m, r));
+        at[m][r] = row_offset(p.output.out, work, sequence, query(m, r));
         is_there[m][r] = query(m, r) < sequence.len_q;
       }
     }
-    store_rows<C.elements.q, false, kBlocksV>(p, o, at, is_there, work.slice_idx * ColumnsV, lane);
+    store_rows<C.elements.q, false, kBlocksV>(p.output, p.inputs.head_dim_v, o, at, is_there, work.slice_idx * ColumnsV,
+                                              lane);
   }
 };
 

@@ -7,8 +7,8 @@
 #include "cuda/device/score/softmax.cuh"
 #include "cuda/device/tile/piece.cuh"
 #include "cuda/device/tile/sequence.cuh"
-#include "portable/forward_params.hpp"
 #include "portable/score_config.hpp"
+#include "portable/scores_params.hpp"
 #include "user.hpp"  // user::score_mod and user::mask_mod: the caller's source
 
 namespace tessella::device {
@@ -29,28 +29,29 @@ class Score {
   static constexpr bool kHasSeries =
       C.softcap && !C.alibi && !C.bias && !C.score_mod && C.elements.q != Element::f32 && !C.batch_invariant;
 
-  __device__ Score(const portable::ForwardParams& p, const Sequence& sequence, int32_t batch_idx, int32_t head_idx)
-      : p_(p), sequence_(sequence), batch_idx_(batch_idx), head_idx_(head_idx) {
+  __device__ Score(const portable::ScoresParams& scores, const portable::ArraysParams& arrays, const Sequence& sequence,
+                   int32_t batch_idx, int32_t head_idx)
+      : scores_(scores), arrays_(arrays), sequence_(sequence), batch_idx_(batch_idx), head_idx_(head_idx) {
     if constexpr (C.alibi) {
-      slope_ = static_cast<const float*>(
-          p.alibi_slopes.data)[batch_idx * p.alibi_slopes.batch_stride + head_idx * p.alibi_slopes.stride];
+      slope_ = static_cast<const float*>(scores.alibi_slopes.data)[batch_idx * scores.alibi_slopes.batch_stride +
+                                                                   head_idx * scores.alibi_slopes.stride];
       // This bound keeps the slope finite times any distance.
       if constexpr (kAreProducts) slope_ = fminf(fmaxf(slope_ / scale(), -0x1p96f), 0x1p96f);
     }
-    if constexpr (C.bias) bias_ = batch_idx * p.bias.batch_stride + head_idx * p.bias.head_stride;
+    if constexpr (C.bias) bias_ = batch_idx * scores.bias.batch_stride + head_idx * scores.bias.head_stride;
   }
 
   // Factors from the softmax's scores to natural ones, and to exponents of 2.
-  __device__ float scale() const { return kAreProducts ? q_scale() : 1.0f; }
+  __device__ float scale() const { return kAreProducts ? scale_magnitude() : 1.0f; }
   __device__ float scale_log2() const { return scale() * kLog2e; }
 
   // The softcap's series of a product, and the largest product for which it holds.
   __device__ float by_series(float s) const {
     const float square = s * s;
-    const portable::SoftcapParams& softcap = p_.softcap;
+    const portable::SoftcapParams& softcap = scores_.softcap;
     return s * __fmaf_rn(__fmaf_rn(square, softcap.series[2], softcap.series[1]), square, softcap.series[0]);
   }
-  __device__ float end_of_series() const { return p_.softcap.end_of_series; }
+  __device__ float end_of_series() const { return scores_.softcap.end_of_series; }
   // ALiBi's penalty in exponents of 2 for each position between query and key, without other modifications.
   __device__ float slope_log2() const { return slope_ * scale_log2(); }
 
@@ -97,7 +98,7 @@ class Score {
     if constexpr (C.score_mod) {
       const Position at = position<AreWithin>(origin, row, column);
       const float q_minus_k = AreWithin ? of_diagonal : static_cast<float>(at.query - at.key);
-      s = user::score_mod(s, batch_idx_, head_idx_, at.query, at.key, q_minus_k, Arrays(p_));
+      s = user::score_mod(s, batch_idx_, head_idx_, at.query, at.key, q_minus_k, Arrays(arrays_));
     }
     return s;
   }
@@ -112,16 +113,17 @@ class Score {
       return s - copysignf(penalty, slope_);
     }
     if constexpr (C.softcap) {
-      tanh = tanhf(s * p_.softcap.scale);
-      s = p_.softcap.cap * tanh;
+      tanh = tanhf(s * scores_.softcap.scale);
+      s = scores_.softcap.cap * tanh;
     } else {
-      s *= q_scale();
+      s *= scale_magnitude();
     }
     if constexpr (C.bias) {
       const Position at = position<AreWithin>(origin, row, column);
-      const int64_t element = bias_ + at.query * p_.bias.q_stride + (sequence_.slot_kv + at.key) * p_.bias.kv_stride;
+      const int64_t element =
+          bias_ + at.query * scores_.bias.q_stride + (sequence_.slot_kv + at.key) * scores_.bias.kv_stride;
       constexpr Element kBias = C.bias_is_f32 ? Element::f32 : Element(C.elements.q);
-      s += to_float<kBias>(p_.bias.data, element);
+      s += to_float<kBias>(scores_.bias.data, element);
     }
     if constexpr (C.alibi) s = __fmaf_rn(-slope_, fabsf(origin.distance + static_cast<float>(row - column)), s);
     return s;
@@ -140,9 +142,10 @@ class Score {
  private:
   // q already has the sign of scale. A scale of 0 becomes a very small number, because 0 times a hidden key's -inf is
   // NaN; the scores are equal just the same. Slopes are divided by it too.
-  __device__ float q_scale() const { return fmaxf(fabsf(p_.scale), C.alibi ? 0x1p-100f : 0x1p-126f); }
+  __device__ float scale_magnitude() const { return fmaxf(fabsf(scores_.scale), C.alibi ? 0x1p-100f : 0x1p-126f); }
 
-  const portable::ForwardParams& p_;
+  const portable::ScoresParams& scores_;
+  const portable::ArraysParams& arrays_;
   const Sequence& sequence_;
   int32_t batch_idx_, head_idx_;
   float slope_ = 0;

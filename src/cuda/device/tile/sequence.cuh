@@ -4,7 +4,8 @@
 #pragma once
 
 #include "portable/band.hpp"
-#include "portable/forward_params.hpp"
+#include "portable/masks_params.hpp"
+#include "portable/sequences_params.hpp"
 
 namespace tessella::device {
 
@@ -33,7 +34,7 @@ struct BandedSequence : Sequence {
 
 // Applies the tables to a sequence that so far is as long as the tensors.
 template <class Int>
-__device__ __forceinline__ void read_tables(const portable::ForwardParams& p, int32_t batch_idx,
+__device__ __forceinline__ void read_tables(const portable::SequencesParams& p, int32_t batch_idx,
                                             BandedSequence<Int>& s) {
   if (p.cu_seqlens_q.data != nullptr) {
     s.row_q = clamp(entry(p.cu_seqlens_q, batch_idx), 0, p.total_q);
@@ -62,29 +63,38 @@ __device__ __forceinline__ void read_tables(const portable::ForwardParams& p, in
 
 // The batch of the k and v tensors that holds a sequence's keys. It is no member of Sequence, which would hold a
 // register for it.
-__device__ __forceinline__ int32_t batch_of_keys(const portable::ForwardParams& p, int32_t batch_idx) {
+__device__ __forceinline__ int32_t batch_of_keys(const portable::SequencesParams& p, int32_t batch_idx) {
   if (!p.has_tables || batch_idx == p.batch) return batch_idx;
   if (p.cache_batch_idx.data != nullptr) return clamp(entry(p.cache_batch_idx, batch_idx), 0, p.slots - 1);
   return p.cu_seqlens_kv.data != nullptr ? 0 : batch_idx;
 }
 
-// batch_idx == batch stands for the rows of packed tensors after the last sequence: no queries, only rows to zero.
+// Where its rows lie and how many it has; of its band the prefix alone. batch_idx == batch stands for the rows of
+// packed tensors after the last sequence: no queries, only rows to zero.
 template <class Int = int64_t>
-__device__ __forceinline__ BandedSequence<Int> sequence(const portable::ForwardParams& p, int32_t batch_idx) {
+__device__ __forceinline__ BandedSequence<Int> rows_of_sequence(const portable::SequencesParams& p, int32_t batch_idx) {
   BandedSequence<Int> s;
   s.row_q = s.row_kv = s.slot_kv = 0;
   s.slots_q = s.len_q = p.seqlen_q;
   s.len_kv = p.seqlen_kv;
   s.band = {};
   if (p.has_tables) read_tables(p, batch_idx, s);
+  return s;
+}
+
+// The same with its band.
+template <class Int = int64_t>
+__device__ __forceinline__ BandedSequence<Int> sequence(const portable::SequencesParams& p,
+                                                        const portable::MasksParams& masks, int32_t batch_idx) {
+  BandedSequence<Int> s = rows_of_sequence<Int>(p, batch_idx);
   if (batch_idx == p.batch) return s;
   s.band.seqlen_q = s.len_q;
   s.band.seqlen_kv = s.len_kv;
-  s.band.window_left = static_cast<Int>(p.window_left);
-  s.band.window_right = static_cast<Int>(p.window_right);
-  s.band.chunk = static_cast<Int>(p.chunk);
-  s.band.keep_first = p.keep_first;
-  s.band.causal_top_left = p.causal_top_left != 0;
+  s.band.window_left = static_cast<Int>(masks.window_left);
+  s.band.window_right = static_cast<Int>(masks.window_right);
+  s.band.chunk = static_cast<Int>(masks.chunk);
+  s.band.keep_first = masks.keep_first;
+  s.band.causal_top_left = masks.causal_top_left != 0;
   return s;
 }
 

@@ -33,13 +33,14 @@ struct WarpTiles {
   // t, t + tiles_q, ...
   __device__ __forceinline__ static void write_rows_without_query(const portable::ForwardParams& p,
                                                                   const WorkTile& work, const Sequence& sequence) {
-    const ZeroRows<kThreads> rows = {p,
-                                     work,
-                                     sequence,
-                                     work.slice_idx * C.head_dim_v,
-                                     min(p.head_dim_v, (work.slice_idx + 1) * C.head_dim_v),
-                                     C.score.elements.q == portable::Element::f32 || p.out_element == Element::f32};
-    rows.write_without_query(C.tile_q);
+    const ZeroRows<kThreads> rows = {
+        p.output,
+        work,
+        sequence,
+        work.slice_idx * C.head_dim_v,
+        min(p.inputs.head_dim_v, (work.slice_idx + 1) * C.head_dim_v),
+        C.score.elements.q == portable::Element::f32 || p.output.out_element == Element::f32};
+    rows.write_without_query(C.tile_q, p.tiling.tiles_q);
   }
 };
 

@@ -5,7 +5,7 @@
 // section all heads of a tile run side by side.
 #pragma once
 
-#include "portable/forward_params.hpp"
+#include "portable/tiling_params.hpp"
 
 namespace tessella::device {
 
@@ -17,7 +17,8 @@ struct WorkTile {
 };
 
 // `block` counts the grid's blocks: heads of the section fastest, then tiles from the last, then sections.
-__device__ __forceinline__ WorkTile work_tile(const portable::ForwardParams& p, int32_t block, int32_t slice) {
+__device__ __forceinline__ WorkTile work_tile(const portable::TilingParams& p, const portable::Divisor& heads_q,
+                                              int32_t block, int32_t slice) {
   const bool is_last = block >= p.first_of_last_section * p.tiles_q;
   const portable::Divisor& width = is_last ? p.heads_of_last_section : p.heads_per_section;
   const int32_t first_head =
@@ -25,8 +26,8 @@ __device__ __forceinline__ WorkTile work_tile(const portable::ForwardParams& p, 
   const int32_t inside = block - first_head * p.tiles_q;
   const int32_t row = width.quotient(inside);
   const int32_t head = first_head + inside - row * width.value;
-  const int32_t batch_idx = p.heads_q.quotient(head);
-  return {batch_idx, head - batch_idx * p.heads_q.value, p.tiles_q - 1 - row, slice};
+  const int32_t batch_idx = heads_q.quotient(head);
+  return {batch_idx, head - batch_idx * heads_q.value, p.tiles_q - 1 - row, slice};
 }
 
 }  // namespace tessella::device

@@ -4,7 +4,7 @@
 #include "cuda/device/tile/constants.cuh"
 #include "cuda/device/tile/sequence.cuh"
 #include "cuda/device/tile/work_tile.cuh"
-#include "portable/forward_params.hpp"
+#include "portable/output_params.hpp"
 #include "portable/query_tiles.hpp"
 
 namespace tessella::device {
@@ -21,7 +21,7 @@ __device__ __forceinline__ int64_t row_offset(const Tensor& tensor, const WorkTi
 // rare, and unrolled it would take registers from the other warps and fill the instruction cache.
 template <int Threads>
 struct ZeroRows {
-  const portable::ForwardParams& p;
+  const portable::OutputParams& p;
   const WorkTile& work;
   const Sequence& sequence;
   int32_t first_column, end_column;
@@ -48,18 +48,19 @@ struct ZeroRows {
   }
 
   // Writes rows that belong to the sequence and to no query. The block of tile t takes tiles t, t + tiles_q, ...
-  __device__ __forceinline__ void write_without_query(int32_t tile_q) const {
+  __device__ __forceinline__ void write_without_query(int32_t tile_q, int32_t tiles_q) const {
     if (sequence.slots_q == sequence.len_q) return;
 #pragma unroll 1
-    for (int32_t first = work.tile_idx * tile_q; first < sequence.slots_q; first += p.tiles_q * tile_q) {
+    for (int32_t first = work.tile_idx * tile_q; first < sequence.slots_q; first += tiles_q * tile_q) {
       write(max(first, sequence.len_q), min(first + tile_q, sequence.slots_q), -kInfinity);
     }
   }
 
   // Writes rows of queries that see no key. Their lse is that of the sink alone.
-  __device__ __forceinline__ void write_without_keys(const portable::QueryRange<int32_t>& queries) const {
+  __device__ __forceinline__ void write_without_keys(const portable::QueryRange<int32_t>& queries,
+                                                     const portable::TableParams& sink) const {
     const float lse =
-        p.sink.data == nullptr ? -kInfinity : static_cast<const float*>(p.sink.data)[work.head_idx * p.sink.stride];
+        sink.data == nullptr ? -kInfinity : static_cast<const float*>(sink.data)[work.head_idx * sink.stride];
     write(queries.first, queries.end, lse);
   }
 };

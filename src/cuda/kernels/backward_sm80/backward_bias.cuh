@@ -26,8 +26,7 @@ struct BackwardBias : BlockBackward<C> {
   __device__ __forceinline__ bool sees(int32_t head_idx, int32_t tile) const {
     if (tile * C.tile_q >= sequence.len_q) return false;
     const QueryTile of = p.tiles[Block::head(head_idx).first + tile];
-    return first_key < of.largest_end &&
-           (first_key + C.tile_kv > of.smallest_begin || first_key < p.forward.keep_first);
+    return first_key < of.largest_end && (first_key + C.tile_kv > of.smallest_begin || first_key < p.masks.keep_first);
   }
 
   __device__ __forceinline__ void add_tile(int32_t head_idx, int32_t tile, typename FragmentS::Accumulators& sums) {
@@ -101,9 +100,9 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.score.elements.q == Elemen
   const bool sums_q = to.q_stride == 0, sums_kv = to.kv_stride == 0;
   const bool sums_heads = to.head_stride == 0, sums_batches = to.batch_stride == 0;
   const auto tiles = [](int32_t size, int32_t tile) { return (size + tile - 1) / tile; };
-  const int32_t kv_tiles = tiles(sums_kv ? p.forward.seqlen_kv : to.keys, C.tile_kv);
-  const int32_t q_tiles = tiles(sums_q ? p.forward.seqlen_q : to.queries, C.tile_q);
-  const int32_t heads = p.forward.heads_q.value;
+  const int32_t kv_tiles = tiles(sums_kv ? p.sequences.seqlen_kv : to.keys, C.tile_kv);
+  const int32_t q_tiles = tiles(sums_q ? p.sequences.seqlen_q : to.queries, C.tile_q);
+  const int32_t heads = p.sequences.heads_q.value;
   auto block_idx = static_cast<int32_t>(blockIdx.x);
   const auto take = [&](int32_t count) {
     const int32_t rest = block_idx / count, own = block_idx - rest * count;
@@ -116,12 +115,12 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.score.elements.q == Elemen
   BackwardBias<C> block(p, ptx::shared_address(ptx::dynamic_shared()));
   typename BackwardBias<C>::FragmentS::Accumulators sums;
   clear(sums);
-  const BiasAxis batches(sums_batches, entry_batch, p.forward.batch), of_heads(sums_heads, entry_head, heads);
+  const BiasAxis batches(sums_batches, entry_batch, p.sequences.batch), of_heads(sums_heads, entry_head, heads);
   const BiasAxis queries(sums_q, q_tile, q_tiles), slots(sums_kv, kv_tile, kv_tiles);
   for (block.batch_idx = batches.begin; block.batch_idx < batches.end; ++block.batch_idx) {
-    block.sequence = sequence(p.forward, block.batch_idx);
+    block.sequence = sequence(p.sequences, p.masks, block.batch_idx);
     for (int32_t head_idx = of_heads.begin; head_idx < of_heads.end; ++head_idx) {
-      block.head_kv = p.forward.group.quotient(head_idx);
+      block.head_kv = p.sequences.group.quotient(head_idx);
       for (int32_t tile = queries.begin; tile < queries.end; ++tile) {
         for (int32_t slot_tile = slots.begin; slot_tile < slots.end; ++slot_tile) {
           block.first_key = slot_tile * C.tile_kv - block.sequence.slot_kv;

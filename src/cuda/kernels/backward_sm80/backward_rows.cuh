@@ -19,10 +19,10 @@ struct RowTile {
   int32_t batch_idx, head_idx, tile;
   __device__ explicit RowTile(const BackwardParams& p) {
     const auto block = static_cast<int32_t>(blockIdx.x);
-    const int32_t heads = block / p.forward.tiles_q;
-    tile = block - heads * p.forward.tiles_q;
-    batch_idx = p.forward.heads_q.quotient(heads);
-    head_idx = heads - batch_idx * p.forward.heads_q.value;
+    const int32_t heads = block / p.tiles_q;
+    tile = block - heads * p.tiles_q;
+    batch_idx = p.sequences.heads_q.quotient(heads);
+    head_idx = heads - batch_idx * p.sequences.heads_q.value;
   }
 };
 
@@ -48,30 +48,31 @@ __device__ __forceinline__ void zero_unused(const GradientParams& to, int32_t ba
 // Zeroes the unused rows of a sequence, or all rows after the last one (batch_idx == batch), for which the tables give
 // no number of keys.
 __device__ __forceinline__ void zero_all_unused(const BackwardParams& p, const Sequence& s, const RowTile& at) {
-  const portable::ForwardParams& f = p.forward;
-  const bool is_rest = at.batch_idx == f.batch;
-  const int32_t batch_q = f.cu_seqlens_q.data != nullptr ? 0 : at.batch_idx;
-  if (!is_rest || f.cu_seqlens_q.data != nullptr) {
-    zero_unused(p.dq, batch_q, at.head_idx, s.row_q + s.len_q, s.row_q + s.slots_q, f.head_dim_qk, at.tile, f.tiles_q);
+  const bool is_rest = at.batch_idx == p.sequences.batch;
+  const int32_t batch_q = p.sequences.cu_seqlens_q.data != nullptr ? 0 : at.batch_idx;
+  if (!is_rest || p.sequences.cu_seqlens_q.data != nullptr) {
+    zero_unused(p.dq, batch_q, at.head_idx, s.row_q + s.len_q, s.row_q + s.slots_q, p.inputs.head_dim_qk, at.tile,
+                p.tiles_q);
   }
-  const int32_t head_kv = f.group.quotient(at.head_idx);
-  if (head_kv * f.group.value != at.head_idx) return;
-  const bool is_packed = f.cu_seqlens_kv.data != nullptr;
-  int32_t first = 0, end = f.seqlen_kv;
+  const int32_t head_kv = p.sequences.group.quotient(at.head_idx);
+  if (head_kv * p.sequences.group.value != at.head_idx) return;
+  const bool is_packed = p.sequences.cu_seqlens_kv.data != nullptr;
+  int32_t first = 0, end = p.sequences.seqlen_kv;
   if (is_packed) {
-    first = clamp(entry(f.cu_seqlens_kv, at.batch_idx), 0, f.total_kv);
-    end = is_rest ? f.total_kv : clamp(entry(f.cu_seqlens_kv, at.batch_idx + 1), first, f.total_kv);
+    first = clamp(entry(p.sequences.cu_seqlens_kv, at.batch_idx), 0, p.sequences.total_kv);
+    end = is_rest ? p.sequences.total_kv
+                  : clamp(entry(p.sequences.cu_seqlens_kv, at.batch_idx + 1), first, p.sequences.total_kv);
   } else if (is_rest) {
     return;
   }
   const int32_t begin_used = is_rest ? end : s.row_kv, end_used = is_rest ? end : s.row_kv + s.len_kv;
   const int32_t batch_kv = is_packed ? 0 : at.batch_idx;
   const auto zero = [&](const GradientParams& to, int32_t head_dim) {
-    zero_unused(to, batch_kv, head_kv, first, begin_used, head_dim, at.tile, f.tiles_q);
-    zero_unused(to, batch_kv, head_kv, end_used, end, head_dim, at.tile, f.tiles_q);
+    zero_unused(to, batch_kv, head_kv, first, begin_used, head_dim, at.tile, p.tiles_q);
+    zero_unused(to, batch_kv, head_kv, end_used, end, head_dim, at.tile, p.tiles_q);
   };
-  zero(p.dk, f.head_dim_qk);
-  zero(p.dv, f.head_dim_v);
+  zero(p.dk, p.inputs.head_dim_qk);
+  zero(p.dv, p.inputs.head_dim_v);
 }
 
 // The dot product of rows of d_out and out. Eight lanes compute it, each over some of the columns.
@@ -84,21 +85,21 @@ __device__ __forceinline__ float dot_out(const BackwardParams& p, int64_t d_out,
     for (int i = 0; i < N; ++i) sum = __fmaf_rn(a[i], b[i], sum);
   };
   const auto load_out = [&]<int N>(int32_t column, float(&values)[N]) {
-    if (E == Element::f32 || p.forward.out_element == Element::f32) {
-      load_piece<Element::f32>(p.forward.out.data, out + column, values);
+    if (E == Element::f32 || p.output.out_element == Element::f32) {
+      load_piece<Element::f32>(p.output.out.data, out + column, values);
     } else {
-      load_piece<E>(p.forward.out.data, out + column, values);
+      load_piece<E>(p.output.out.data, out + column, values);
     }
   };
   if (p.rows_are_aligned) {
-    for (int32_t column = lane * kPiece; column < p.forward.head_dim_v; column += 8 * kPiece) {
+    for (int32_t column = lane * kPiece; column < p.inputs.head_dim_v; column += 8 * kPiece) {
       float of_d_out[kPiece], of_out[kPiece];
       load_piece<E>(p.d_out.data, d_out + column, of_d_out);
       load_out(column, of_out);
       add(of_d_out, of_out);
     }
   } else {
-    for (int32_t column = lane; column < p.forward.head_dim_v; column += 8) {
+    for (int32_t column = lane; column < p.inputs.head_dim_v; column += 8) {
       float of_d_out[1], of_out[1];
       load_piece<E>(p.d_out.data, d_out + column, of_d_out);
       load_out(column, of_out);
@@ -114,14 +115,14 @@ __device__ __forceinline__ float dot_out(const BackwardParams& p, int64_t d_out,
 template <BackwardSm80Config C>
 __device__ __forceinline__ bool sees_key(const BackwardParams& p, const BandedSequence<int64_t>& s, const RowTile& at,
                                          int32_t query) {
-  if (p.forward.sink.data == nullptr) return true;
-  if constexpr (num_masks(C.score) == 0) return has_keys(row_keys(s, query), p.forward.keep_first);
-  const uint8_t* classes = tile_classes(p.forward, at.batch_idx, at.head_idx, at.tile);
+  if (p.scores.sink.data == nullptr) return true;
+  if constexpr (num_masks(C.score) == 0) return has_keys(row_keys(s, query), p.masks.keep_first);
+  const uint8_t* classes = tile_classes(p.tile_map, at.batch_idx, at.head_idx, at.tile);
   bool sees = false;
 #pragma unroll 1
   for (int lane = 0; lane < 32; lane += 8) {
     const int32_t of_lane = __shfl_sync(kAllLanes, query, lane);
-    const bool is_seen = sees_element<C.score, C.tile_kv>(p.forward, s, at.batch_idx, at.head_idx, of_lane,
+    const bool is_seen = sees_element<C.score, C.tile_kv>(p.masks, p.arrays, s, at.batch_idx, at.head_idx, of_lane,
                                                           row_keys(s, of_lane), classes);
     if (static_cast<int>(threadIdx.x % 32) / 8 * 8 == lane) sees = is_seen;
   }
@@ -142,10 +143,10 @@ __global__ void __launch_bounds__(kBackwardRowThreads, row_blocks(C.score.elemen
   using Head = typename BlockBackward<C>::Head;
   const RowTile at(p);
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.ticket = 0;
-  const BandedSequence<int64_t> s = sequence(p.forward, at.batch_idx);
+  const BandedSequence<int64_t> s = sequence(p.sequences, p.masks, at.batch_idx);
   zero_all_unused(p, s, at);
   const int32_t first = at.tile * C.tile_q;
-  if (at.batch_idx == p.forward.batch || first >= s.len_q) return;
+  if (at.batch_idx == p.sequences.batch || first >= s.len_q) return;
   const Head head(p, s, at.batch_idx, at.head_idx);
   if (!C.in_order && p.dq.tensor.data != nullptr) {
     constexpr int kSums = C.tile_q * C.head_dim_qk;
@@ -163,10 +164,10 @@ __global__ void __launch_bounds__(kBackwardRowThreads, row_blocks(C.score.elemen
     const auto offset = [&](const portable::OperandParams& t) {
       return at.batch_idx * t.batch_stride + at.head_idx * t.head_stride + (s.row_q + query) * t.row_stride;
     };
-    const float dot = dot_out<C.score.elements.q>(p, offset(p.d_out), offset(p.forward.out), lane % 8);
+    const float dot = dot_out<C.score.elements.q>(p, offset(p.d_out), offset(p.output.out), lane % 8);
     const bool sees = sees_key<C>(p, s, at, query);
     BackwardRow row = {0, 0, 0, 0};
-    const float lse = static_cast<const float*>(p.forward.lse.data)[offset(p.forward.lse)];
+    const float lse = static_cast<const float*>(p.output.lse.data)[offset(p.output.lse)];
     if (is_query && lse != -kInfinity) {
       const KeyRange keys = sees ? row_keys(s, query) : KeyRange{0, 0};
       const float d_lse = p.d_lse.data == nullptr ? 0.0f : static_cast<const float*>(p.d_lse.data)[offset(p.d_lse)];
@@ -207,7 +208,7 @@ __global__ void __launch_bounds__(kBackwardRowThreads, row_blocks(C.score.elemen
   p.turns[head.first + at.tile] =
       !C.in_order
           ? portable::kHasSums
-          : static_cast<uint32_t>(head.next_key_tile(at.tile, key_tiles<C.tile_kv>(tile, p.forward.keep_first), 0));
+          : static_cast<uint32_t>(head.next_key_tile(at.tile, key_tiles<C.tile_kv>(tile, p.masks.keep_first), 0));
 }
 
 // Writes dQ of a query tile: scale times its sums, which are stored in the layout of the accumulators, or 0 if no key
@@ -217,8 +218,8 @@ __global__ void __launch_bounds__(C.num_warps * 32) backward_dq(const __grid_con
   using Block = BlockBackward<C>;
   using Fragment = typename Block::FragmentDQ;
   const RowTile at(p);
-  if (at.batch_idx == p.forward.batch) return;
-  const BandedSequence<int64_t> s = sequence(p.forward, at.batch_idx);
+  if (at.batch_idx == p.sequences.batch) return;
+  const BandedSequence<int64_t> s = sequence(p.sequences, p.masks, at.batch_idx);
   const int32_t first = at.tile * C.tile_q;
   if (first >= s.len_q) return;
   const int64_t tile = typename Block::Head(p, s, at.batch_idx, at.head_idx).first + at.tile;
@@ -233,8 +234,8 @@ __global__ void __launch_bounds__(C.num_warps * 32) backward_dq(const __grid_con
 #pragma unroll
     for (int i = 0; i < 4; ++i) dq[0][0][i] = has_sums ? from[(block * 4 + i) * Fragment::kThreads] : 0.0f;
     store_gradients<C.score.elements.q>(
-        p.dq, dq, p.forward.scale, first + Fragment::row(warp) + block / Fragment::kBlocks * 16, s.len_q,
-        Fragment::column(warp) + block % Fragment::kBlocks * 8, p.forward.head_dim_qk, thread % 32,
+        p.dq, dq, p.scores.scale, first + Fragment::row(warp) + block / Fragment::kBlocks * 16, s.len_q,
+        Fragment::column(warp) + block % Fragment::kBlocks * 8, p.inputs.head_dim_qk, thread % 32,
         [&](int32_t row) { return head + (s.row_q + row) * p.dq.tensor.row_stride; });
   }
 }
@@ -259,14 +260,14 @@ template <BackwardSm80Config C>
 __global__ void __launch_bounds__(kBackwardRowThreads) backward_heads(const __grid_constant__ BackwardParams p) {
   using Head = typename BlockBackward<C>::Head;
   const auto thread = static_cast<int32_t>(threadIdx.x);
-  const int32_t head_idx = static_cast<int32_t>(blockIdx.x) % p.forward.heads_q.value;
-  const int32_t entry = static_cast<int32_t>(blockIdx.x) / p.forward.heads_q.value;
+  const int32_t head_idx = static_cast<int32_t>(blockIdx.x) % p.sequences.heads_q.value;
+  const int32_t entry = static_cast<int32_t>(blockIdx.x) / p.sequences.heads_q.value;
   const auto sum_up = [&](const portable::HeadGradientParams& to, const auto& of_sequence) {
     const bool of_all = to.batch_stride == 0;
     if (to.data == nullptr || (of_all && entry > 0)) return;
     double sum = 0;
-    for (int32_t b = of_all ? 0 : entry; b < (of_all ? p.forward.batch : entry + 1); ++b) {
-      const BandedSequence<int64_t> s = sequence(p.forward, b);
+    for (int32_t b = of_all ? 0 : entry; b < (of_all ? p.sequences.batch : entry + 1); ++b) {
+      const BandedSequence<int64_t> s = sequence(p.sequences, p.masks, b);
       sum += of_sequence(s, b);
     }
     sum = block_sum(sum);
@@ -276,7 +277,7 @@ __global__ void __launch_bounds__(kBackwardRowThreads) backward_heads(const __gr
   };
   // Sum over queries: -e^(sink - lse) delta.
   sum_up(p.d_sink, [&](const Sequence& s, int32_t b) {
-    const float sink = static_cast<const float*>(p.forward.sink.data)[head_idx * p.forward.sink.stride];
+    const float sink = static_cast<const float*>(p.scores.sink.data)[head_idx * p.scores.sink.stride];
     const portable::BackwardRowPair* rows = p.rows + Head(p, s, b, head_idx).first * (C.tile_q / 2);
     double sum = 0;
     for (int32_t i = thread; i < s.len_q; i += kBackwardRowThreads) {
@@ -287,7 +288,7 @@ __global__ void __launch_bounds__(kBackwardRowThreads) backward_heads(const __gr
   });
   // Sum over key tiles, or query tiles.
   sum_up(p.d_alibi_slopes, [&](const Sequence& s, int32_t b) {
-    const float* sums = p.slope_sums + (static_cast<int64_t>(b) * p.forward.heads_q.value + head_idx) * p.slope_tiles;
+    const float* sums = p.slope_sums + (static_cast<int64_t>(b) * p.sequences.heads_q.value + head_idx) * p.slope_tiles;
     constexpr int32_t kTile = C.slope_tile_q > 0 ? C.slope_tile_q : C.tile_kv;
     const int32_t length = C.slope_tile_q > 0 ? s.len_q : s.len_kv;
     double sum = 0;

@@ -36,20 +36,20 @@ struct BackwardSm80 : BlockBackward<C> {
     batch_idx = ticket.batch_idx;
     head_kv = ticket.head_kv;
     key_tile = ticket.key_tile;
-    sequence = device::sequence(p.forward, batch_idx);
+    sequence = device::sequence(p.sequences, p.masks, batch_idx);
     first_key = key_tile * C.tile_kv;
   }
 
   // Writes zeros into K for keys that element masks hide from every query: dQ sums over keys, and 0 * NaN is NaN.
   __device__ __forceinline__ void clear_unseen_keys() const {
     constexpr int kWords = portable::kSeenWords;
-    const int32_t group = p.forward.group.value, tiles = (sequence.len_q + C.tile_q - 1) / C.tile_q;
+    const int32_t group = p.sequences.group.value, tiles = (sequence.len_q + C.tile_q - 1) / C.tile_q;
     uint32_t seen[kWords] = {};
     for (int32_t i = thread; i < group * tiles; i += kThreads) {
       const int32_t head_idx = head_kv * group + i / tiles, tile = i % tiles;
       const auto head = Block::head(head_idx);
       if (!head.keys(tile).sees(key_tile) || head.kind(tile, key_tile) == TileClass::hidden) continue;
-      const uint32_t* words = seen_keys(p.forward, tile_classes(p.forward, batch_idx, head_idx, tile) + key_tile);
+      const uint32_t* words = seen_keys(p.tile_map, tile_classes(p.tile_map, batch_idx, head_idx, tile) + key_tile);
 #pragma unroll
       for (int word = 0; word < kWords; ++word) seen[word] |= words[word];
     }
@@ -147,14 +147,14 @@ struct BackwardSm80 : BlockBackward<C> {
     if (thread != 0) return;
     float sum = 0;
     for (int i = 0; i < C.num_warps; ++i) sum += __uint_as_float(ptx::load_word(Block::s_word(1 + i)));
-    p.slope_sums[(static_cast<int64_t>(batch_idx) * p.forward.heads_q.value + head_idx) * p.slope_tiles + key_tile] =
+    p.slope_sums[(static_cast<int64_t>(batch_idx) * p.sequences.heads_q.value + head_idx) * p.slope_tiles + key_tile] =
         sum;
   }
 
   __device__ __forceinline__ void store_dk_and_dv(const typename FragmentDK::Accumulators& dk,
                                                   const typename FragmentDV::Accumulators& dv) const {
-    store_keys<FragmentDK>(p.dk, dk, p.forward.scale, p.forward.head_dim_qk);
-    store_keys<FragmentDV>(p.dv, dv, C.score.dropout ? p.forward.keep_scale : 1.0f, p.forward.head_dim_v);
+    store_keys<FragmentDK>(p.dk, dk, p.scores.scale, p.inputs.head_dim_qk);
+    store_keys<FragmentDV>(p.dv, dv, C.score.dropout ? p.scores.keep_scale : 1.0f, p.inputs.head_dim_v);
   }
 
  private:
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) backward_sm80(const __grid_c
   Block block(p, ptx::shared_address(ptx::dynamic_shared()));
   block.take_ticket();
   if (block.first_key >= block.sequence.len_kv) return;
-  const int32_t group = p.forward.group.value, first_head = block.head_kv * group;
+  const int32_t group = p.sequences.group.value, first_head = block.head_kv * group;
   const bool wants_dq = p.dq.tensor.data != nullptr, wants_slope = p.d_alibi_slopes.data != nullptr;
   const bool in_order = C.in_order && wants_dq && sequences_are_apart(p);
   const bool takes_turns = in_order && block.thread == 0;

@@ -87,15 +87,15 @@ struct BlockBackward {
   // Writes zeros for keys that no query of the sequence sees: their memory may hold NaN, and 0 * NaN is NaN.
   __device__ __forceinline__ void load_keys() const {
     load_k();
-    load_of_keys<TileV>(s_v(), p.forward.v, p.forward.head_dim_v);
+    load_of_keys<TileV>(s_v(), p.inputs.v, p.inputs.head_dim_v);
   }
-  __device__ __forceinline__ void load_k() const { load_of_keys<TileK>(s_k(), p.forward.k, p.forward.head_dim_qk); }
+  __device__ __forceinline__ void load_k() const { load_of_keys<TileK>(s_k(), p.inputs.k, p.inputs.head_dim_qk); }
   template <class Tile>
   __device__ __forceinline__ void load_of_keys(uint32_t to, const portable::OperandParams& from,
                                                int32_t columns) const {
     const KeyRange first = row_keys(sequence, 0), last = row_keys(sequence, sequence.len_q - 1);
     const auto is_seen = [&](int32_t key) {
-      return key >= 0 && key < last.end && (key >= first.begin || key < p.forward.keep_first);
+      return key >= 0 && key < last.end && (key >= first.begin || key < p.masks.keep_first);
     };
     load_rows<Tile, C.tile_kv>(to, head_rows(from, batch_idx, head_kv, sequence.row_kv), first_key, columns, is_seen);
   }
@@ -107,10 +107,10 @@ struct BlockBackward {
   __device__ __forceinline__ void load_queries(int32_t head_idx, int32_t tile, int stage) const {
     const int32_t first = tile * C.tile_q;
     const auto is_there = [&](int32_t row) { return row < sequence.len_q; };
-    load_rows<TileQ, C.tile_q>(s_q(stage), head_rows(p.forward.q, batch_idx, head_idx, sequence.row_q), first,
-                               p.forward.head_dim_qk, is_there);
+    load_rows<TileQ, C.tile_q>(s_q(stage), head_rows(p.inputs.q, batch_idx, head_idx, sequence.row_q), first,
+                               p.inputs.head_dim_qk, is_there);
     load_rows<TileDOut, C.tile_q>(s_d_out(stage), head_rows(p.d_out, batch_idx, head_idx, sequence.row_q), first,
-                                  p.forward.head_dim_v, is_there);
+                                  p.inputs.head_dim_v, is_there);
     const auto* rows = reinterpret_cast<const uint4*>(p.rows + (head(head_idx).first + tile) * (C.tile_q / 2));
     for (int chunk = thread; chunk < C.tile_q; chunk += kThreads) {
       ptx::copy_chunk_async(s_rows(stage) + chunk * 16, rows + chunk, true);
@@ -140,7 +140,7 @@ struct BlockBackward {
     const int row = FragmentS::row(warp), column = FragmentS::column(warp);
     const uint32_t q = TileQ::advance(s_q(stage), column, 0), d_out = TileDOut::advance(s_d_out(stage), column, 0);
     multiply_qk<kElement, C.head_dim_qk, TileK, TileQ, kAhead>(products, s_k(), q, row, lane, [] {});
-    if (p.forward.scale < 0) {
+    if (p.scores.scale < 0) {
 #pragma unroll
       for (int m = 0; m < FragmentS::kMBlocks; ++m) {
 #pragma unroll

@@ -61,6 +61,11 @@ struct Scratch {
   }
 };
 
+portable::TileMapParams tile_map_params(const TileMap& map, const Scratch& scratch, const core::Workspace& memory) {
+  auto* bytes = static_cast<char*>(memory.scratch);
+  return tile_map_params(map, bytes + scratch.map, bytes + scratch.seen);
+}
+
 portable::GradientParams gradient(const AttentionArguments& p, Name name, Gradient of) {
   const core::Operand& t = p.tensors[name];
   return {operand(t), t.dtype == core::DType::f32 ? 1 : 0, p.accumulates(of) ? 1 : 0};
@@ -103,8 +108,13 @@ BackwardParams backward_params(const AttentionArguments& p, const BackwardSm80Co
   const Scratch scratch(p, c, map);
   const auto at = [&](int64_t bytes) { return static_cast<char*>(memory.scratch) + bytes; };
   BackwardParams params{};
-  params.forward = forward_params(p, c, map, at(scratch.map), at_once);
-  params.forward.seen_keys = reinterpret_cast<uint32_t*>(at(scratch.seen));
+  params.inputs = inputs_params(p);
+  params.sequences = sequences_params(p);
+  params.scores = scores_params(p);
+  params.masks = masks_params(p);
+  params.arrays = arrays_params(p);
+  params.tile_map = tile_map_params(map, scratch, memory);
+  params.output = output_params(p);
   params.d_out = operand(p.tensors[Name::d_out]);
   params.d_lse = operand(p.tensors[Name::d_lse]);
   params.dq = gradient(p, Name::dq, Gradient::dq);
@@ -119,6 +129,7 @@ BackwardParams backward_params(const AttentionArguments& p, const BackwardSm80Co
   params.dq_sums = reinterpret_cast<float*>(at(scratch.dq_sums));
   params.slope_sums = reinterpret_cast<float*>(at(scratch.slope_sums));
   params.ticket = reinterpret_cast<uint32_t*>(at(scratch.ticket));
+  params.tiles_q = narrow(map.tiles_q);
   params.tiles_of_head = narrow(tiles_of_head(p, c));
   params.kv_tiles = narrow(ceil_div(p.seqlen_kv, c.tile_kv));
   params.slope_tiles = narrow(slope_tiles(p, c));
@@ -226,10 +237,10 @@ std::string backward_ineligible(const AttentionShape& p, const BackwardSm80Confi
 
 void add_steps_before(Recipe& recipe, const AttentionShape& bounds, const BackwardSm80Config& c,
                       const std::string& user) {
-  add_mask_passes(
-      recipe, bounds, c, user,
-      [c](const AttentionArguments& arguments, const TileMap&, const core::Workspace& workspace,
-          const Concurrency& at_once) { return backward_params(arguments, c, workspace, at_once).forward; });
+  add_mask_passes(recipe, bounds, c, user,
+                  [c](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace) {
+                    return tile_map_params(map, Scratch(arguments, c, map), workspace);
+                  });
   recipe.steps.push_back(first_row_step(bounds, c, user));
 }
 

@@ -123,9 +123,9 @@ struct WarpgroupDqSm90 : MultiplyingWarpgroup<BlockDqSm90<C>> {
     constexpr int kWarpBytes = kWarpRows * portable::gradient_row_bytes(kHeadDim);
     static_assert(8 * kWarpBytes <= Block::kLayout.rows_at);
     store_sums<kElement, kHeadDim>(
-        p.dq, dq, p.forward.scale, block.shared + (warpgroup * 4 + warp) * kWarpBytes,
+        p.dq, dq, p.scores.scale, block.shared + (warpgroup * 4 + warp) * kWarpBytes,
         block.batch_idx * p.dq.tensor.batch_stride + block.head_idx * p.dq.tensor.head_stride, block.sequence.row_q,
-        block.first_query + warpgroup * kTileQ + warp * kWarpRows, block.sequence.len_q, p.forward.head_dim_qk, lane);
+        block.first_query + warpgroup * kTileQ + warp * kWarpRows, block.sequence.len_q, p.inputs.head_dim_qk, lane);
   }
   // The block's sum for its head, added over the threads in order.
   __device__ __forceinline__ void store_slope() {
@@ -138,7 +138,7 @@ struct WarpgroupDqSm90 : MultiplyingWarpgroup<BlockDqSm90<C>> {
     if (threadIdx.x != 128) return;
     float sum = 0;
     for (int i = 0; i < Block::kWarps; ++i) sum += __uint_as_float(ptx::load_word(s_sums + i * 4));
-    const int64_t head = static_cast<int64_t>(block.batch_idx) * p.forward.heads_q.value + block.head_idx;
+    const int64_t head = static_cast<int64_t>(block.batch_idx) * p.sequences.heads_q.value + block.head_idx;
     p.slope_sums[head * p.slope_tiles + block.first_query / portable::kBackwardDqTileQ] = sum;
   }
 };

@@ -180,8 +180,8 @@ __global__ void __launch_bounds__(256) store_dq_sm90(const __grid_constant__ Bac
   using Block = BlockBackwardSm90<C>;
   constexpr int kHeadDim = C.head_dim_qk;
   const RowTile at(p);
-  if (at.batch_idx == p.forward.batch) return;
-  const BandedSequence<int64_t> s = sequence(p.forward, at.batch_idx);
+  if (at.batch_idx == p.sequences.batch) return;
+  const BandedSequence<int64_t> s = sequence(p.sequences, p.masks, at.batch_idx);
   const int32_t first = at.tile * Block::kTileQ;
   if (first >= s.len_q) return;
   const int64_t tile = typename Block::Head(p, s, at.batch_idx, at.head_idx).first + at.tile;
@@ -197,15 +197,15 @@ __global__ void __launch_bounds__(256) store_dq_sm90(const __grid_constant__ Bac
     const int row = warp / 2 * 16 + lane / 4, column = warp % 2 * (kHeadDim / 2) + j * 8 + lane % 4 * 2;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      ptx::store_words(s_rows + (row + r * 8) * kStride + column * 4, __float_as_uint(p.forward.scale * dq[r * 2]),
-                       __float_as_uint(p.forward.scale * dq[r * 2 + 1]));
+      ptx::store_words(s_rows + (row + r * 8) * kStride + column * 4, __float_as_uint(p.scores.scale * dq[r * 2]),
+                       __float_as_uint(p.scores.scale * dq[r * 2 + 1]));
     }
   }
   __syncthreads();
   store_gradient_rows<C.score.elements.q, kHeadDim, 8, kStride>(
       p.dq, s_rows + warp * 8 * kStride,
       at.batch_idx * p.dq.tensor.batch_stride + at.head_idx * p.dq.tensor.head_stride, s.row_q, first + warp * 8,
-      s.len_q, p.forward.head_dim_qk, lane);
+      s.len_q, p.inputs.head_dim_qk, lane);
 }
 
 template <BackwardSm90Config C>

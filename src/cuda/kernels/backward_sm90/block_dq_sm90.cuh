@@ -29,14 +29,13 @@ struct BlockDqSm90 {
   // Blocks of the last queries start first: under a causal mask they see the most keys.
   __device__ __forceinline__ BlockDqSm90(const BackwardSm90Params& of, uint32_t address)
       : params(of), p(of.backward), shared(address) {
-    const portable::ForwardParams& f = p.forward;
-    const int32_t tiles = (f.seqlen_q + kWarpgroups * kTileQ - 1) / (kWarpgroups * kTileQ);
-    const HeadTile at =
-        head_tile(static_cast<int32_t>(blockIdx.x), f.batch * f.heads_q.value, p.section_heads * f.group.value, tiles);
-    batch_idx = f.heads_q.quotient(at.head);
-    head_idx = at.head - batch_idx * f.heads_q.value;
+    const int32_t tiles = (p.sequences.seqlen_q + kWarpgroups * kTileQ - 1) / (kWarpgroups * kTileQ);
+    const HeadTile at = head_tile(static_cast<int32_t>(blockIdx.x), p.sequences.batch * p.sequences.heads_q.value,
+                                  p.section_heads * p.sequences.group.value, tiles);
+    batch_idx = p.sequences.heads_q.quotient(at.head);
+    head_idx = at.head - batch_idx * p.sequences.heads_q.value;
     first_query = (tiles - 1 - at.tile) * kWarpgroups * kTileQ;
-    sequence = device::sequence(f, batch_idx);
+    sequence = device::sequence(p.sequences, p.masks, batch_idx);
   }
   __device__ bool exists() const { return first_query < sequence.len_q; }
 
@@ -78,7 +77,7 @@ struct BlockDqSm90 {
   __device__ __forceinline__ void load_queries(const Head& head) const {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const Queries queries(query_barriers());
-    const int32_t batch_q = p.forward.cu_seqlens_q.data != nullptr ? 0 : batch_idx;
+    const int32_t batch_q = p.sequences.cu_seqlens_q.data != nullptr ? 0 : batch_idx;
     // The second warpgroup's rows may lie behind the last query, where nobody has written their data.
     const int warpgroups = first_query + kTileQ < sequence.len_q ? 2 : 1;
     for (int i = lane; warpgroups == 1 && i < kTileQ; i += 32) ptx::store_chunk(s_rows(1) + i * 16, {0, 0, 0, 0});
@@ -100,8 +99,8 @@ struct BlockDqSm90 {
     const auto lane = static_cast<int32_t>(threadIdx.x % 32);
     const Head head(p, sequence, batch_idx, head_idx);
     load_queries(head);
-    const int32_t mine = first_query / kTileQ + lane, head_kv = p.forward.group.quotient(head_idx);
-    const int32_t batch_kv = batch_of_keys(p.forward, batch_idx);
+    const int32_t mine = first_query / kTileQ + lane, head_kv = p.sequences.group.quotient(head_idx);
+    const int32_t batch_kv = batch_of_keys(p.sequences, batch_idx);
     KeyTiles keys{};
     if (lane < kWarpgroups && mine * kTileQ < sequence.len_q) keys = head.keys(mine);
     const KeyRange by_band = seen_by_band(sequence);
@@ -126,8 +125,8 @@ struct BlockDqSm90 {
         seen[0] = __reduce_or_sync(kAllLanes, own.x);
         seen[1] = __reduce_or_sync(kAllLanes, own.y);
       } else {
-        seen[0] = seen_bits(by_band, first_key, p.forward.keep_first);
-        seen[1] = seen_bits(by_band, first_key + 32, p.forward.keep_first);
+        seen[0] = seen_bits(by_band, first_key, p.masks.keep_first);
+        seen[1] = seen_bits(by_band, first_key + 32, p.masks.keep_first);
       }
       k.wait_empty();
       if (lane == 0) {

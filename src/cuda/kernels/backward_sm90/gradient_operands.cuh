@@ -79,7 +79,7 @@ struct GradientOperands : GradientTile<C, 1, Blocks> {
     static_assert(Tile::kIsPlain);
     // Exponents of 2 by one multiply-add. That rounds LSE log2(e), by at most as much as LSE itself was, and
     // scale log2(e), by as much of the score. prob() does neither: features need natural scores.
-    const float scale = copysignf(Score<C>(p.forward, sequence, 0, 0).scale(), p.forward.scale) * kLog2e;
+    const float scale = copysignf(Score<C>(p.scores, p.arrays, sequence, 0, 0).scale(), p.scores.scale) * kLog2e;
 #pragma unroll
     for (int j = 0; j < Blocks; ++j) {
       float lse[2];
@@ -109,7 +109,7 @@ struct GradientOperands : GradientTile<C, 1, Blocks> {
   // Both at once, of scores with features. Products have q's sign.
   __device__ __forceinline__ void find_both(bool is_full, Scores& products, const Scores& d_probs, Left& probs,
                                             Left& d_scores) const {
-    if (p.forward.scale < 0) negate(products[0]);
+    if (p.scores.scale < 0) negate(products[0]);
     const Gradient gradient(p, sequence, Tile::batch_idx, Tile::head_idx);
     const auto use = [&](int, int j, int r, const ScoreGradients& first, const ScoreGradients& second, const auto&) {
       probs[j / 2][j % 2 * 2 + r] = Multiply<kElement>::pack(first.prob, second.prob);
@@ -126,7 +126,7 @@ struct GradientOperands : GradientTile<C, 1, Blocks> {
   // The bits of scores that element masks show. Each lane finds the keys of two queries.
   __device__ __forceinline__ uint32_t find_elements() const {
     static_assert(Blocks == 8, "two queries a lane");
-    const ElementRows<C> elements(p.forward, sequence, Tile::batch_idx, Tile::head_idx, key, kKeys);
+    const ElementRows<C> elements(p.masks, p.arrays, sequence, Tile::batch_idx, Tile::head_idx, key, kKeys);
     const uint32_t keys = elements.is_whole() ? keys_of_queries<true>(elements) : keys_of_queries<false>(elements);
     uint32_t visible = 0;
 #pragma unroll

@@ -27,10 +27,11 @@ struct GradientRows {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const KeyRange of = load_row_keys(s_rows, lane / 4 + r * 8);
-      columns[r] = columns_in<Blocks * 8>(of, key, p.forward.keep_first, lane);
+      columns[r] = columns_in<Blocks * 8>(of, key, p.masks.keep_first, lane);
     }
     if constexpr (C.mask == MaskLevel::bits) {
-      if (has_elements) hide_by_elements<C, Blocks * 8>(p.forward, sequence, batch_idx, head_idx, query, key, columns);
+      if (has_elements)
+        hide_by_elements<C, Blocks * 8>(p.masks, p.arrays, sequence, batch_idx, head_idx, query, key, columns);
     }
     uint32_t visible = 0;
 #pragma unroll
@@ -45,7 +46,7 @@ struct GradientRows {
   // bits.
   __device__ __forceinline__ void find_probs(uint32_t visible, Scores& products) const {
     static_assert(kIsPlain);
-    const float scale = copysignf(Score<C>(p.forward, sequence, 0, 0).scale(), p.forward.scale);
+    const float scale = copysignf(Score<C>(p.scores, p.arrays, sequence, 0, 0).scale(), p.scores.scale);
     const float lse[2] = {load_lse(s_rows, lane / 4), load_lse(s_rows, lane / 4 + 8)};
 #pragma unroll
     for (int j = 0; j < Blocks; ++j) {
@@ -70,7 +71,7 @@ struct GradientRows {
   // The same from the products, of scores with features. slope: sums up the gradient of ALiBi's slope.
   __device__ __forceinline__ void find_d_scores_of_products(bool is_full, Scores& products, const Scores& d_probs,
                                                             Left& d_scores, float& slope) const {
-    if (p.forward.scale < 0) negate(products);
+    if (p.scores.scale < 0) negate(products);
     if (is_full) {
       find_pairs<false>(products, d_probs, d_scores, slope);
     } else {
@@ -93,8 +94,8 @@ struct GradientRows {
     for (int pair = 0; pair < Blocks; pair += 2) {
       portable::Random4 random;
       if constexpr (C.dropout) {
-        const uint64_t head = dropout_head(p.forward, {batch_idx, head_idx, 0, 0});
-        random = dropout_of(p.forward).bits(head, query / 16, key / 16 + pair / 2, lane);
+        const uint64_t head = dropout_head(p.sequences, {batch_idx, head_idx, 0, 0});
+        random = dropout_of(p.scores).bits(head, query / 16, key / 16 + pair / 2, lane);
       }
 #pragma unroll
       for (int word = 0; word < 4; ++word) {  // row word % 2, block word / 2 of two
@@ -106,7 +107,7 @@ struct GradientRows {
           of[c] = 0;
           if (IsMasked && !is_visible(rows[r], origin.query + down, origin.key + right)) continue;
           bool keeps = true;
-          if constexpr (C.dropout) keeps = (random.word[word] >> c * 16 & 0xFFFF) >= p.forward.dropout_threshold;
+          if constexpr (C.dropout) keeps = (random.word[word] >> c * 16 & 0xFFFF) >= p.scores.dropout_threshold;
           const ScoreGradients gradients =
               gradient.of(products[j][r * 2 + c], d_probs[j][r * 2 + c], rows[r], keeps, origin, down, right);
           of[c] = gradients.d_product;

@@ -97,7 +97,7 @@ struct KeyBlockSm90 {
     batch_idx = ticket.batch_idx;
     head_kv = ticket.head_kv;
     key_tile = ticket.key_tile;
-    sequence = device::sequence(p.forward, batch_idx);
+    sequence = device::sequence(p.sequences, p.masks, batch_idx);
     first_key = key_tile * kTileKv;
   }
   // Where dK and dV of the block go, as load() wrote it: registers are short.
@@ -127,7 +127,7 @@ struct KeyBlockSm90 {
     uint32_t words[4];
     if constexpr (kHasMap) {
       const auto lane = static_cast<int32_t>(threadIdx.x % 32);
-      const int32_t group = p.forward.group.value, tiles = (sequence.len_q + kTileQ - 1) / kTileQ;
+      const int32_t group = p.sequences.group.value, tiles = (sequence.len_q + kTileQ - 1) / kTileQ;
       uint4 seen = {0, 0, 0, 0};
 #pragma unroll 1
       for (int32_t i = lane; i < group * tiles; i += 32) {
@@ -144,7 +144,7 @@ struct KeyBlockSm90 {
     } else {
       const KeyRange seen = seen_by_band(sequence);
 #pragma unroll
-      for (int word = 0; word < 4; ++word) words[word] = seen_bits(seen, first_key + word * 32, p.forward.keep_first);
+      for (int word = 0; word < 4; ++word) words[word] = seen_bits(seen, first_key + word * 32, p.masks.keep_first);
     }
     return {words[0], words[1], words[2], words[3]};
   }
@@ -160,12 +160,12 @@ struct KeyBlockSm90 {
                                       static_cast<uint32_t>(sequence.row_kv + first_key),
                                       static_cast<uint32_t>(sequence.len_kv - first_key)});
       const Keys keys(key_barriers());
-      const int32_t batch_kv = batch_of_keys(p.forward, batch_idx), row = sequence.row_kv + first_key;
+      const int32_t batch_kv = batch_of_keys(p.sequences, batch_idx), row = sequence.row_kv + first_key;
       keys.arrive_full_expecting(kLayout.k_bytes + kLayout.v_bytes);
       copy_panels<C.head_dim_qk>(s_k(), params.k, keys.full(), kTileKv, row, head_kv, batch_kv);
       copy_panels<C.head_dim_v>(s_v(), params.v, keys.full(), kTileKv, row, head_kv, batch_kv);
     }
-    const Visited visited(p, sequence, batch_idx, key_tile, head_kv * p.forward.group.value, s_words());
+    const Visited visited(p, sequence, batch_idx, key_tile, head_kv * p.sequences.group.value, s_words());
     visited.begin();
     Queries queries(query_barriers());
 #pragma unroll 1
@@ -182,7 +182,7 @@ struct KeyBlockSm90 {
       ptx::copy_bytes(s_rows(queries), p.rows + (visited.of_head(next.head_idx).first + next.tile) * (kTileQ / 2),
                       kLayout.rows_bytes, queries.full());
       const int32_t row = sequence.row_q + next.tile * kTileQ;
-      const int32_t batch_q = p.forward.cu_seqlens_q.data != nullptr ? 0 : batch_idx;
+      const int32_t batch_q = p.sequences.cu_seqlens_q.data != nullptr ? 0 : batch_idx;
       copy_panels<C.head_dim_qk>(s_q(queries), params.q, queries.full(), kTileQ, row, next.head_idx, batch_q);
       copy_panels<C.head_dim_v>(s_d_out(queries), params.d_out, queries.full(), kTileQ, row, next.head_idx, batch_q);
     }

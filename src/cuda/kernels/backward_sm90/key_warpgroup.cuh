@@ -53,10 +53,10 @@ struct KeyWarpgroup : MultiplyingWarpgroup<BlockType> {
   }
 
   __device__ __forceinline__ void store_dk(const float (&dk)[C.head_dim_qk / 8][4]) const {
-    store<C.head_dim_qk>(p.dk, dk, p.forward.scale, p.forward.head_dim_qk);
+    store<C.head_dim_qk>(p.dk, dk, p.scores.scale, p.inputs.head_dim_qk);
   }
   __device__ __forceinline__ void store_dv(const float (&dv)[C.head_dim_v / 8][4]) const {
-    store<C.head_dim_v>(p.dv, dv, C.score.dropout ? p.forward.keep_scale : 1.0f, p.forward.head_dim_v);
+    store<C.head_dim_v>(p.dv, dv, C.score.dropout ? p.scores.keep_scale : 1.0f, p.inputs.head_dim_v);
   }
 
  private:

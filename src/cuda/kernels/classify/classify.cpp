@@ -27,29 +27,39 @@ int64_t bytes_of_map(const TileMap& map, const core::AttentionShape& p) {
   return map.maps() * map.tiles_q * ((p.seqlen_kv + 31) / 32) * kWordBytes;
 }
 
+portable::ClassifyParams classify_params(const AttentionArguments& p, const TileMap& map,
+                                         const portable::TileMapParams& tile_map) {
+  return {.sequences = sequences_params(p),
+          .masks = masks_params(p),
+          .arrays = arrays_params(p),
+          .tile_map = tile_map,
+          .tiles_q = narrow(map.tiles_q),
+          .mask_map = static_cast<uint32_t*>(p.schedule)};
+}
+
 // A block for each tile of the call's tile map.
 Step pass(const char* kernel, const ClassifyConfig& config, const ForwardTiles& tiles, const std::string& user_source,
-          ForwardParamsOf params) {
+          TileMapParamsOf tile_map_of) {
   return {.program = {.header = "cuda/kernels/classify/classify.cuh",
                       .expression = expression(kernel, config),
                       .user_source = user_source},
           .threads = config.has_map ? 32u : portable::kClassifyWarps * 32u,
           .shared_bytes = portable::kClassifyBytes,
-          .launch = [tiles, params = std::move(params)](const core::Shape&, const core::Arguments& call,
-                                                        const Concurrency& at_once,
-                                                        const core::Workspace& workspace) -> std::optional<Launch> {
+          .launch = [tiles, tile_map_of = std::move(tile_map_of)](
+                        const core::Shape&, const core::Arguments& call, const Concurrency&,
+                        const core::Workspace& workspace) -> std::optional<Launch> {
             const AttentionArguments& arguments = core::attention(call);
             const TileMap map = tile_map(arguments, tiles);
             if (map.bytes() == 0 || !has_rows(arguments, map)) return std::nullopt;
             return Launch{{static_cast<unsigned>(map.bytes()), 1, 1},
-                          Parameters(params(arguments, map, workspace, at_once))};
+                          Parameters(classify_params(arguments, map, tile_map_of(arguments, map, workspace)))};
           }};
 }
 
 }  // namespace
 
 void add_mask_passes(Recipe& recipe, const core::AttentionShape& bounds, const ForwardTiles& tiles,
-                     const std::string& user_source, ForwardParamsOf params) {
+                     const std::string& user_source, TileMapParamsOf tile_map_of) {
   if (tiles.score.mask != portable::MaskLevel::bits) return;
   const bool has_map = bounds.features.has(Feature::schedule);
   ClassifyConfig config = portable::classify_config(tiles.score, tiles.tile_q, tiles.tile_kv);
@@ -57,15 +67,15 @@ void add_mask_passes(Recipe& recipe, const core::AttentionShape& bounds, const F
     const ForwardTiles of_map = map_tiles(tiles);
     const ClassifyConfig making = portable::classify_config(tiles.score, of_map.tile_q, of_map.tile_kv);
     recipe.schedule_bytes = bytes_of_map(largest_tile_map(bounds, of_map), bounds);
-    recipe.schedule.push_back(pass(
-        "map_mask", making, of_map, user_source,
-        [of_map](const AttentionArguments& arguments, const TileMap& map, const core::Workspace&,
-                 const Concurrency& at_once) { return forward_params(arguments, of_map, map, nullptr, at_once); }));
+    recipe.schedule.push_back(pass("map_mask", making, of_map, user_source,
+                                   [](const AttentionArguments&, const TileMap& map, const core::Workspace&) {
+                                     return tile_map_params(map, nullptr, nullptr);
+                                   }));
     config.masks = {.mask = portable::MaskLevel::bits};
     config.has_map = true;
   }
   recipe.steps.push_back(
-      pass("classify_tiles", config, tiles, has_map ? std::string() : user_source, std::move(params)));
+      pass("classify_tiles", config, tiles, has_map ? std::string() : user_source, std::move(tile_map_of)));
 }
 
 std::string no_mask_map(const core::AttentionShape& p, const ForwardTiles& tiles) {

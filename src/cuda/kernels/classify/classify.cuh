@@ -15,7 +15,7 @@
 
 namespace tessella::device {
 
-using portable::ClassifyConfig;
+using portable::ClassifyConfig, portable::ClassifyParams;
 
 // What is known of keys, a bit each. Of no query: nothing is seen, and nothing is hidden.
 struct KeyBits {
@@ -45,14 +45,15 @@ struct MaskTile {
 
 // True if element masks may show row i other keys than row i - 1.
 template <ScoreConfig C>
-__device__ __forceinline__ bool differs_from_last(const portable::ForwardParams& p, const MaskTile& of, int32_t i) {
+__device__ __forceinline__ bool differs_from_last(const ClassifyParams& p, const MaskTile& of, int32_t i) {
   bool differs = C.draft_mask || C.mask_mod;
-  if constexpr (C.dense_mask) differs = differs || p.dense_mask.q_stride != 0;
-  if constexpr (C.block_map) differs = differs || i == p.block_map_q.quotient(i) * p.block_map_q.value;
+  if constexpr (C.dense_mask) differs = differs || p.masks.dense_mask.q_stride != 0;
+  if constexpr (C.block_map) differs = differs || i == p.masks.block_map_q.quotient(i) * p.masks.block_map_q.value;
   if constexpr (C.documents) {
-    const int32_t* ids = static_cast<const int32_t*>(p.document_q.data) + of.batch_idx * p.document_q.batch_stride;
+    const int32_t* ids =
+        static_cast<const int32_t*>(p.masks.document_q.data) + of.batch_idx * p.masks.document_q.batch_stride;
     const int64_t row = of.s.row_q + i;
-    differs = differs || ids[row * p.document_q.stride] != ids[(row - 1) * p.document_q.stride];
+    differs = differs || ids[row * p.masks.document_q.stride] != ids[(row - 1) * p.masks.document_q.stride];
   }
   return differs;
 }
@@ -60,12 +61,12 @@ __device__ __forceinline__ bool differs_from_last(const portable::ForwardParams&
 // Which of the lane's keys of a tile the band shows to rows whose key ranges the lanes have in turn.
 class BandRows {
  public:
-  __device__ __forceinline__ BandRows(const portable::ForwardParams& p, const MaskTile& of, int32_t lane_key,
+  __device__ __forceinline__ BandRows(const portable::MasksParams& masks, const MaskTile& of, int32_t lane_key,
                                       int32_t first, int32_t last)
       : own_(row_keys(of.s, of.first_q + min(first + static_cast<int32_t>(threadIdx.x % 32), last))),
         first_key_(of.first_kv + lane_key),
         keys_(of.keys - lane_key),
-        keep_first_(p.keep_first) {}
+        keep_first_(masks.keep_first) {}
   // row: from `first` on. A whole warp calls it.
   __device__ __forceinline__ uint32_t visible(int32_t row) const {
     const KeyRange keys = {__shfl_sync(kAllLanes, own_.begin, row), __shfl_sync(kAllLanes, own_.end, row)};
@@ -85,7 +86,7 @@ class BandRows {
 // What the warp's rows of a tile say of the lane's four keys, of a dense mask alone in whole words, and of at least
 // kRowsOfTurn rows. Loads wait side by side. Turns may overlap: bits are joined by or and by and.
 template <ScoreConfig C>
-__device__ __forceinline__ KeyBits read_words(const portable::ForwardParams& p, const MaskTile& of,
+__device__ __forceinline__ KeyBits read_words(const ClassifyParams& p, const MaskTile& of,
                                               const ElementRows<C>& elements) {
   const auto warp = static_cast<int32_t>(threadIdx.x / 32), lane = static_cast<int32_t>(threadIdx.x % 32);
   const int32_t lane_key = lane * kKeysAtOnce;
@@ -100,7 +101,7 @@ __device__ __forceinline__ KeyBits read_words(const portable::ForwardParams& p, 
 #pragma unroll
     for (int i = 0; i < kRowsOfTurn; ++i) {
       words[i] = is_here ? *reinterpret_cast<const uint32_t*>(row) : 0;
-      row += p.dense_mask.q_stride;
+      row += p.masks.dense_mask.q_stride;
     }
     if (of.is_in_band) {
 #pragma unroll
@@ -108,9 +109,9 @@ __device__ __forceinline__ KeyBits read_words(const portable::ForwardParams& p, 
         some |= nonzero_bytes(words[i]);
         all &= nonzero_bytes(words[i]);
       }
-      if (p.dense_mask.q_stride == 0) break;
+      if (p.masks.dense_mask.q_stride == 0) break;
     } else {
-      const BandRows band(p, of, lane_key, first, first + kRowsOfTurn - 1);
+      const BandRows band(p.masks, of, lane_key, first, first + kRowsOfTurn - 1);
 #pragma unroll
       for (int i = 0; i < kRowsOfTurn; ++i) bits.add(bits_of_bytes(nonzero_bytes(words[i])), band.visible(i));
     }
@@ -121,7 +122,7 @@ __device__ __forceinline__ KeyBits read_words(const portable::ForwardParams& p, 
 
 // The same of any masks.
 template <ScoreConfig C>
-__device__ __forceinline__ KeyBits read_rows(const portable::ForwardParams& p, const MaskTile& of,
+__device__ __forceinline__ KeyBits read_rows(const ClassifyParams& p, const MaskTile& of,
                                              const ElementRows<C>& elements) {
   const auto warp = static_cast<int32_t>(threadIdx.x / 32), lane = static_cast<int32_t>(threadIdx.x % 32);
   const int32_t lane_key = lane * kKeysAtOnce;
@@ -130,7 +131,7 @@ __device__ __forceinline__ KeyBits read_rows(const portable::ForwardParams& p, c
   for (int32_t first = warp * kRowsOfTurn; __any_sync(kAllLanes, first < of.rows);
        first += portable::kClassifyWarps * kRowsOfTurn) {
     const int32_t last = min(first + kRowsOfTurn, of.rows) - 1;
-    const BandRows band(p, of, lane_key, first, last);
+    const BandRows band(p.masks, of, lane_key, first, last);
     uint32_t visible = 0;
 #pragma unroll 1
     for (int32_t row = first; row <= last; ++row) {
@@ -146,9 +147,9 @@ __device__ __forceinline__ KeyBits read_rows(const portable::ForwardParams& p, c
 // The bits of a tile's keys by words of 32, in lanes below kSeenWords of the first warp. All threads of the block call
 // it.
 template <ScoreConfig C>
-__device__ __forceinline__ KeyBits find_key_bits(const portable::ForwardParams& p, const MaskTile& of) {
+__device__ __forceinline__ KeyBits find_key_bits(const ClassifyParams& p, const MaskTile& of) {
   const auto warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const ElementRows<C> elements(p, of.s, of.batch_idx, of.head_idx, of.first_kv, of.keys);
+  const ElementRows<C> elements(p.masks, p.arrays, of.s, of.batch_idx, of.head_idx, of.first_kv, of.keys);
   constexpr bool kIsDense = C.dense_mask && num_masks(C) == 1;
   KeyBits mine;
   if (kIsDense && elements.is_whole() && of.keys % kKeysAtOnce == 0 && of.rows >= kRowsOfTurn) {
@@ -176,16 +177,14 @@ __device__ __forceinline__ KeyBits find_key_bits(const portable::ForwardParams& 
 }
 
 // The words of a mask's map for 64 queries and 32 keys.
-__device__ __forceinline__ KeyBits* map_entry(const portable::ForwardParams& p, int64_t map_idx, int32_t run,
-                                              int32_t word) {
-  const int32_t runs = (p.seqlen_q + portable::kMapQueries - 1) / portable::kMapQueries;
-  const int32_t words = (p.seqlen_kv + 31) / 32;
+__device__ __forceinline__ KeyBits* map_entry(const ClassifyParams& p, int64_t map_idx, int32_t run, int32_t word) {
+  const int32_t runs = (p.sequences.seqlen_q + portable::kMapQueries - 1) / portable::kMapQueries;
+  const int32_t words = (p.sequences.seqlen_kv + 31) / 32;
   return reinterpret_cast<KeyBits*>(p.mask_map) + (map_idx * runs + run) * words + word;
 }
 
 // The same by the map of the mask: of all queries of the 64 that some row of the tile is among. By one warp.
-__device__ __forceinline__ KeyBits key_bits_of_map(const portable::ForwardParams& p, const MaskTile& of,
-                                                   int64_t map_idx) {
+__device__ __forceinline__ KeyBits key_bits_of_map(const ClassifyParams& p, const MaskTile& of, int64_t map_idx) {
   const auto word = static_cast<int32_t>(threadIdx.x % portable::kSeenWords);
   const int32_t first = of.first_kv + word * 32, end = of.first_kv + of.keys;
   KeyBits bits;
@@ -209,11 +208,11 @@ struct MapPosition {
   int64_t map_idx;
   int32_t batch_idx, head_idx, tile_q_idx, tile_kv_idx;
 };
-__device__ __forceinline__ MapPosition map_position(const portable::ForwardParams& p) {
+__device__ __forceinline__ MapPosition map_position(const ClassifyParams& p) {
   const auto tile_idx = static_cast<int32_t>(blockIdx.x);
-  const int32_t row_idx = tile_idx / p.kv_tiles, map_idx = row_idx / p.tiles_q;
-  const int32_t heads = p.tile_map_head_stride == 0 ? 1 : p.heads_q.value;
-  return {map_idx, map_idx / heads, map_idx % heads, row_idx % p.tiles_q, tile_idx % p.kv_tiles};
+  const int32_t row_idx = tile_idx / p.tile_map.kv_tiles, map_idx = row_idx / p.tiles_q;
+  const int32_t heads = p.tile_map.head_stride == 0 ? 1 : p.sequences.heads_q.value;
+  return {map_idx, map_idx / heads, map_idx % heads, row_idx % p.tiles_q, tile_idx % p.tile_map.kv_tiles};
 }
 
 // The tile at a position and which key tiles its rows see by the band. rows: 0 if there are none. keys: of the tile,
@@ -224,15 +223,15 @@ struct BandedMaskTile {
   KeyRange keys;
 };
 template <ClassifyConfig C>
-__device__ __forceinline__ BandedMaskTile mask_tile(const portable::ForwardParams& p, const MapPosition& at) {
-  const BandedSequence<int64_t> s = sequence(p, at.batch_idx);
+__device__ __forceinline__ BandedMaskTile mask_tile(const ClassifyParams& p, const MapPosition& at) {
+  const BandedSequence<int64_t> s = sequence(p.sequences, p.masks, at.batch_idx);
   const auto [first_q, end_q] = portable::tile_queries(s.len_q, C.tile_q, at.tile_q_idx);
   const int32_t first_kv = at.tile_kv_idx * C.tile_kv, rows = max(end_q - first_q, 0);
   BandedMaskTile banded{
       {s, at.batch_idx, at.head_idx, first_q, rows, first_kv, min(C.tile_kv, s.len_kv - first_kv), false}, {}, {}};
   if (rows == 0) return banded;
   const KeyRange first = row_keys(s, first_q), last = row_keys(s, first_q + rows - 1);
-  banded.seen = key_tiles<C.tile_kv>(first, last, p.keep_first);
+  banded.seen = key_tiles<C.tile_kv>(first, last, p.masks.keep_first);
   banded.keys = {first.begin, min(last.end, first_kv + banded.tile.keys)};
   banded.tile.is_in_band = __all_sync(kAllLanes, banded.seen.is_full(at.tile_kv_idx));
   return banded;
@@ -244,10 +243,11 @@ __device__ __forceinline__ uint32_t keys_between(const KeyRange& keys, int32_t f
   return begin >= end ? 0 : ptx::low_bits(static_cast<uint32_t>(end - begin)) << begin;
 }
 
-// A block for each tile of C.tile_q x C.tile_kv writes its class and p.seen_keys, if the band does not hide the tile.
+// A block for each tile of C.tile_q x C.tile_kv writes its class and the words of its seen keys, if the band does not
+// hide the tile.
 template <ClassifyConfig C>
 __global__ void __launch_bounds__(portable::kClassifyWarps * 32)
-    classify_tiles(const __grid_constant__ portable::ForwardParams p) {
+    classify_tiles(const __grid_constant__ ClassifyParams p) {
   static_assert(C.tile_kv % kKeysAtOnce == 0 && C.tile_kv <= 32 * kKeysAtOnce, "a lane has four keys");
   const MapPosition at = map_position(p);
   const auto [tile, seen, keys] = mask_tile<C>(p, at);
@@ -261,19 +261,18 @@ __global__ void __launch_bounds__(portable::kClassifyWarps * 32)
   // Keys between those of the first row and those of the last, which no row sees.
   const uint32_t holes = ~bits.seen & keys_between(keys, tile.first_kv + static_cast<int32_t>(threadIdx.x) * 32);
   const bool is_partial = __any_sync(kAllLanes, is_word && (bits.shown != ~0u || holes != 0));
-  uint8_t* to = tile_classes(p, at.batch_idx, at.head_idx, at.tile_q_idx) + at.tile_kv_idx;
+  uint8_t* to = tile_classes(p.tile_map, at.batch_idx, at.head_idx, at.tile_q_idx) + at.tile_kv_idx;
   const TileClass found = !is_seen ? TileClass::hidden : is_partial ? TileClass::partial : TileClass::full;
   if (threadIdx.x == 0) *to = static_cast<uint8_t>(found);
-  if (p.seen_keys == nullptr || !is_seen || !is_word) return;
+  if (p.tile_map.seen_keys == nullptr || !is_seen || !is_word) return;
   const int32_t own_keys = C.tile_kv - static_cast<int32_t>(threadIdx.x) * 32;
   const uint32_t past = own_keys >= 32 ? 0 : own_keys <= 0 ? ~0u : ~0u << own_keys;
-  seen_keys(p, to)[threadIdx.x] = bits.seen | past;
+  seen_keys(p.tile_map, to)[threadIdx.x] = bits.seen | past;
 }
 
 // A block for each tile of C.tile_q x C.tile_kv = 64 queries x 128 keys writes the map's words.
 template <ClassifyConfig C>
-__global__ void __launch_bounds__(portable::kClassifyWarps * 32)
-    map_mask(const __grid_constant__ portable::ForwardParams p) {
+__global__ void __launch_bounds__(portable::kClassifyWarps * 32) map_mask(const __grid_constant__ ClassifyParams p) {
   static_assert(C.tile_q == portable::kMapQueries && C.tile_kv == portable::kSeenWords * 32);
   const MapPosition at = map_position(p);
   const BandedMaskTile banded = mask_tile<C>(p, at);
@@ -281,7 +280,7 @@ __global__ void __launch_bounds__(portable::kClassifyWarps * 32)
   KeyBits bits;
   if (tile.rows > 0 && banded.seen.sees(at.tile_kv_idx)) bits = find_key_bits<C.masks>(p, tile);
   const auto word = static_cast<int32_t>(threadIdx.x);
-  if (word >= portable::kSeenWords || tile.first_kv + word * 32 >= p.seqlen_kv) return;
+  if (word >= portable::kSeenWords || tile.first_kv + word * 32 >= p.sequences.seqlen_kv) return;
   *map_entry(p, at.map_idx, at.tile_q_idx, tile.first_kv / 32 + word) = bits;
 }
 

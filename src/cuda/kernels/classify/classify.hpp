@@ -9,18 +9,17 @@
 #include "cuda/launch/recipe.hpp"
 #include "cuda/launch/tile_map.hpp"
 #include "operations/attention/arguments.hpp"
-#include "portable/forward_params.hpp"
+#include "portable/tile_map_params.hpp"
 
 namespace tessella::cuda {
 
-// What a kernel is given, of the call's tile map.
-using ForwardParamsOf =
-    std::function<portable::ForwardParams(const core::AttentionArguments& arguments, const TileMap& map,
-                                          const core::Workspace& workspace, const Concurrency& at_once)>;
+// Where a kernel reads the call's tile map.
+using TileMapParamsOf = std::function<portable::TileMapParams(const core::AttentionArguments& arguments,
+                                                              const TileMap& map, const core::Workspace& workspace)>;
 
 // Adds the passes of a kernel with these tiles to its recipe, if the call has such masks.
 void add_mask_passes(Recipe& recipe, const core::AttentionShape& bounds, const ForwardTiles& tiles,
-                     const std::string& user_source, ForwardParamsOf params);
+                     const std::string& user_source, TileMapParamsOf tile_map_of);
 
 // Why a call with a schedule that is no map of a mask, or with too large a one, is not eligible, or "".
 std::string no_mask_map(const core::AttentionShape& shape, const ForwardTiles& tiles);

@@ -1,8 +1,11 @@
-// The configuration of the passes over a mask (kernels/classify/classify.cuh).
+// The configuration and parameters of the passes over a mask (kernels/classify/classify.cuh).
 #pragma once
 
-#include "portable/forward_params.hpp"
+#include "portable/arrays_params.hpp"
+#include "portable/masks_params.hpp"
 #include "portable/score_config.hpp"
+#include "portable/sequences_params.hpp"
+#include "portable/tile_map_params.hpp"
 
 namespace tessella::portable {
 
@@ -20,6 +23,15 @@ struct ClassifyConfig {
   int32_t tile_kv = 0;
   bool has_map = false;  // the mask's map is read, and not the mask
   bool operator==(const ClassifyConfig&) const = default;
+};
+
+struct ClassifyParams {
+  SequencesParams sequences;
+  MasksParams masks;
+  ArraysParams arrays;
+  TileMapParams tile_map;  // that classify_tiles writes; of map_mask's tiles, without classes
+  int32_t tiles_q;         // of the tile map
+  uint32_t* mask_map;      // by batches and heads as the tile map; null: none
 };
 
 // It knows the tiles' sizes and the masks, but no element type and no head dim, so that one program serves many

@@ -2,8 +2,8 @@
 // several launches.
 #pragma once
 
-#include "portable/forward_params.hpp"
 #include "portable/integers.hpp"
+#include "portable/operand_params.hpp"
 
 namespace tessella::portable {
 

@@ -127,7 +127,7 @@ struct BlockDecode {
   __device__ uint32_t barrier() const { return base + kAt.barrier; }
 
   // The factor from the softmax's scores to natural ones. It is never 0, because a hidden key's -inf times 0 is NaN.
-  __device__ float scale() const { return kAreProducts ? fmaxf(fabsf(p.forward.scale), 0x1p-126f) : 1.0f; }
+  __device__ float scale() const { return kAreProducts ? fmaxf(fabsf(p.scores.scale), 0x1p-126f) : 1.0f; }
   __device__ float scale_log2() const { return scale() * kLog2e; }
 
   // Query row c (0 or 1) of the lane in block n of 8 rows.
@@ -141,9 +141,9 @@ struct BlockDecode {
   // Finds the cluster's next work: the keys that its rows see and the rounds it computes. False if there is none.
   __device__ __forceinline__ bool begin(DecodeWorks& works, DecodeWork& work) const {
     while (works.next_unit(work.unit)) {
-      work.sequence = sequence<int32_t>(p.forward, work.unit.batch_idx);
+      work.sequence = sequence<int32_t>(p.sequences, p.masks, work.unit.batch_idx);
       work.first_row = work.unit.row_tile * p.rows;
-      work.num_rows = clamp(work.sequence.len_q * p.forward.group.value - work.first_row, 0, p.rows);
+      work.num_rows = clamp(work.sequence.len_q * p.sequences.group.value - work.first_row, 0, p.rows);
       if (thread < C.rows) row_infos()[thread] = row_info(work, min(thread, max(work.num_rows - 1, 0)));
       if constexpr (C.score.draft_mask) read_drafts(work);
       __syncthreads();
@@ -154,7 +154,7 @@ struct BlockDecode {
         work.drafts = {work.sequence.len_kv - work.sequence.len_q, drafts()};
         work.full.end = min(work.full.end, work.drafts.begin);
       }
-      work.rounds = work.num_rows == 0 ? Rounds() : Rounds(visible, p.forward.keep_first, p.log2_round_keys);
+      work.rounds = work.num_rows == 0 ? Rounds() : Rounds(visible, p.masks.keep_first, p.log2_round_keys);
       work.split = ClusterSplit();
       if (works.split(work.unit, work.rounds, work.split)) return true;
       __syncthreads();
@@ -162,12 +162,12 @@ struct BlockDecode {
     return false;
   }
   __device__ __forceinline__ RowInfo row_info(const DecodeWork& work, int32_t row) const {
-    const int32_t query = p.forward.group.quotient(work.first_row + row);
+    const int32_t query = p.sequences.group.quotient(work.first_row + row);
     const KeyRange keys = row_keys(work.sequence, query);
     RowInfo info = {keys.begin, keys.end, query + work.sequence.len_kv - work.sequence.len_q, 0.0f};
     if constexpr (C.score.alibi) {
       if (work.num_rows == 0) return info;  // rows after the last sequence, which have no slopes
-      const portable::TableParams& slopes = p.forward.alibi_slopes;
+      const portable::TableParams& slopes = p.scores.alibi_slopes;
       info.slope = static_cast<const float*>(
           slopes.data)[work.unit.batch_idx * slopes.batch_stride + head_of(work, row) * slopes.stride];
     }
@@ -175,7 +175,7 @@ struct BlockDecode {
   }
   // Reads a word for each query of the sequence: which of the last keys it sees.
   __device__ __forceinline__ void read_drafts(const DecodeWork& work) const {
-    const portable::ScoreOperandParams& mask = p.forward.draft_mask;
+    const portable::ScoreOperandParams& mask = p.masks.draft_mask;
     const uint8_t* flags = static_cast<const uint8_t*>(mask.data) + work.unit.batch_idx * mask.batch_stride;
     const int32_t count = min(work.sequence.len_q, portable::kMostDrafts);
 #pragma unroll 1
@@ -193,7 +193,7 @@ struct BlockDecode {
   // The query head of a query row.
   __device__ __forceinline__ int32_t head_of(const DecodeWork& work, int row) const {
     const int32_t at = work.first_row + row;
-    return work.unit.head_kv * p.forward.group.value + at - p.forward.group.quotient(at) * p.forward.group.value;
+    return work.unit.head_kv * p.sequences.group.value + at - p.sequences.group.quotient(at) * p.sequences.group.value;
   }
 
   // Copies query rows to shared memory, prepared for the products. Missing rows and columns become zeros.
@@ -218,15 +218,15 @@ struct BlockDecode {
     for (int i = 0; i < kChunksAtOnce; ++i) {
       const int idx = i * kThreads + first_idx, row = idx / TileQ::kChunks, chunk = idx % TileQ::kChunks;
       loaded.chunks[i] = {0, 0, 0, 0};
-      if (row >= work.num_rows || chunk * TileQ::kChunkElements >= p.forward.head_dim_qk) continue;
-      const int64_t at = element_of(p.forward.q, work, row) + chunk * TileQ::kChunkElements;
+      if (row >= work.num_rows || chunk * TileQ::kChunkElements >= p.inputs.head_dim_qk) continue;
+      const int64_t at = element_of(p.inputs.q, work, row) + chunk * TileQ::kChunkElements;
       loaded.chunks[i] =
-          *reinterpret_cast<const uint4*>(static_cast<const char*>(p.forward.q.data) + at * kElementBytes);
+          *reinterpret_cast<const uint4*>(static_cast<const char*>(p.inputs.q.data) + at * kElementBytes);
     }
     return loaded;
   }
   __device__ __forceinline__ void store_queries(const QueryChunks& loaded, int first = 0) const {
-    const bool is_negative = p.forward.scale < 0;
+    const bool is_negative = p.scores.scale < 0;
     const int first_idx = first * kThreads + thread_of_queries();
 #pragma unroll
     for (int i = 0; i < kChunksAtOnce; ++i) {
@@ -251,7 +251,7 @@ struct BlockDecode {
   template <class Tensor>
   __device__ __forceinline__ int64_t element_of(const Tensor& tensor, const DecodeWork& work, int row) const {
     return row_offset(tensor, {work.unit.batch_idx, head_of(work, row), 0, 0}, work.sequence,
-                      p.forward.group.quotient(work.first_row + row));
+                      p.sequences.group.quotient(work.first_row + row));
   }
 
   // Maxima of the rows that the lane scores, and sums over its keys. power: the power of two that divides o.
@@ -268,14 +268,14 @@ struct BlockDecode {
     if (work.split.idx != 0 || work.unit.row_tile != 0 || rank != 0) return;
     if (work.sequence.len_q == work.sequence.slots_q) return;
 #pragma unroll 1
-    for (int32_t head = 0; head < p.forward.group.value; ++head) {
-      const WorkTile tile = {work.unit.batch_idx, work.unit.head_kv * p.forward.group.value + head, 0, 0};
-      const ZeroRows<kThreads> rows = {p.forward,
+    for (int32_t head = 0; head < p.sequences.group.value; ++head) {
+      const WorkTile tile = {work.unit.batch_idx, work.unit.head_kv * p.sequences.group.value + head, 0, 0};
+      const ZeroRows<kThreads> rows = {p.output,
                                        tile,
                                        work.sequence,
                                        0,
-                                       p.forward.head_dim_v,
-                                       E == Element::f32 || p.forward.out_element == Element::f32};
+                                       p.inputs.head_dim_v,
+                                       E == Element::f32 || p.output.out_element == Element::f32};
       rows.write(work.sequence.len_q, work.sequence.slots_q, -kInfinity);
     }
   }

@@ -43,7 +43,7 @@ class CacheRows {
  public:
   // The rows of one sequence and KV head, for query rows from a first to a last one. Keys that none of them sees are
   // never read. Strides count units of stride_bytes bytes, which hold stride_elements elements.
-  __device__ __forceinline__ CacheRows(const portable::ForwardParams& p, const Sequence& sequence, int32_t batch_idx,
+  __device__ __forceinline__ CacheRows(const portable::DecodeParams& p, const Sequence& sequence, int32_t batch_idx,
                                        int32_t head_kv, const RowInfo* rows, int32_t num_rows, const Drafts& drafts,
                                        int32_t stride_bytes, int32_t stride_elements)
       : p_(p),
@@ -54,30 +54,31 @@ class CacheRows {
         of_last_{rows[num_rows - 1].begin, min(rows[num_rows - 1].end, drafts.begin)},
         row_kv_(sequence.row_kv),
         batch_idx_(batch_idx),
-        slot_(batch_of_keys(p, batch_idx)),
+        slot_(batch_of_keys(p.sequences, batch_idx)),
         head_kv_(head_kv),
         stride_bytes_(stride_bytes),
         stride_elements_(stride_elements),
-        keys_(static_cast<const char*>(p.k.data) + head_kv * p.k.head_stride * stride_bytes),
-        values_(static_cast<const char*>(p.v.data) + head_kv * p.v.head_stride * stride_bytes) {}
+        keys_(static_cast<const char*>(p.inputs.k.data) + head_kv * p.inputs.k.head_stride * stride_bytes),
+        values_(static_cast<const char*>(p.inputs.v.data) + head_kv * p.inputs.v.head_stride * stride_bytes) {}
 
   // Call it well before the rows are used: it reads the page table.
   __device__ __forceinline__ CacheTile find(int32_t first_key, int lane) const {
     constexpr int32_t kKeys = portable::kDecodeTile;
     const int32_t first = row_kv_ + first_key;
-    const int32_t row_in_page =
-        p_.page_table.data == nullptr ? 0 : first - p_.page_size.quotient(first) * p_.page_size.value;
+    const int32_t row_in_page = p_.sequences.page_table.data == nullptr
+                                    ? 0
+                                    : first - p_.sequences.page_size.quotient(first) * p_.sequences.page_size.value;
     CacheTile tile;
     const auto hold = [=](const KeyRange& keys) { return first_key >= keys.begin && first_key + kKeys <= keys.end; };
     tile.is_run = (hold(of_first_) || hold(of_last_)) &&
-                  (p_.page_table.data == nullptr || row_in_page + kKeys <= p_.page_size.value);
+                  (p_.sequences.page_table.data == nullptr || row_in_page + kKeys <= p_.sequences.page_size.value);
     const int32_t key = tile.is_run ? first_key : first_key + lane % kKeys;
     tile.page = slot_;
     tile.row = -1;
     if (!tile.is_run && !is_seen(key)) return tile;
     tile.row = row_kv_ + key;
-    if (p_.page_table.data != nullptr) {
-      const PagedRow paged = paged_row(p_, batch_idx_, tile.row);
+    if (p_.sequences.page_table.data != nullptr) {
+      const PagedRow paged = paged_row(p_.sequences, batch_idx_, tile.row);
       tile.page = paged.page;
       tile.row = paged.row;
     }
@@ -87,25 +88,24 @@ class CacheRows {
   // Copies the tile's rows of k or v, or one of `Portions` equal portions of k. Rows that no query sees become zeros.
   template <class TileK, int Portions = 1>
   __device__ __forceinline__ void load_keys(uint32_t to, const CacheTile& tile, int lane, int portion = 0) const {
-    load<TileK, portable::kDecodeTile / Portions>(to, keys_, p_.k, p_.head_dim_qk / stride_elements_, tile, lane,
-                                                  portion);
+    load<TileK, portable::kDecodeTile / Portions>(to, keys_, p_.inputs.k, p_.inputs.head_dim_qk / stride_elements_,
+                                                  tile, lane, portion);
   }
   template <class TileV>
   __device__ __forceinline__ void load_values(uint32_t to, const CacheTile& tile, int lane) const {
-    load<TileV>(to, values_, p_.v, p_.head_dim_v / stride_elements_, tile, lane);
+    load<TileV>(to, values_, p_.inputs.v, p_.inputs.head_dim_v / stride_elements_, tile, lane);
   }
   // Lanes 0 to 15 copy the scales of keys, the others those of values. Scales of unseen keys are not read.
-  __device__ __forceinline__ void load_scales(uint32_t to, const portable::DecodeParams& p, const CacheTile& tile,
-                                              int lane) const {
-    const portable::CacheScaleParams& of = lane < portable::kDecodeTile ? p.k_scale : p.v_scale;
+  __device__ __forceinline__ void load_scales(uint32_t to, const CacheTile& tile, int lane) const {
+    const portable::CacheScaleParams& of = lane < portable::kDecodeTile ? p_.k_scale : p_.v_scale;
     to += static_cast<uint32_t>(lane) * 4;
     if (of.data == nullptr) return ptx::store_word(to, __float_as_uint(1.0f));
     // Packed rows have one block of scales for all of them, or a few blocks for each sequence.
     const int32_t batch_idx =
-        p_.cu_seqlens_kv.data != nullptr && p_.page_table.data == nullptr ? batch_idx_ : tile.page;
+        p_.sequences.cu_seqlens_kv.data != nullptr && p_.sequences.page_table.data == nullptr ? batch_idx_ : tile.page;
     const int32_t row = tile.row + (tile.is_run ? lane % portable::kDecodeTile : 0);
     const float* from = static_cast<const float*>(of.data) + batch_idx * of.batch_stride +
-                        p.scale_block.quotient(row) * of.row_stride + head_kv_ * of.head_stride;
+                        p_.scale_block.quotient(row) * of.row_stride + head_kv_ * of.head_stride;
     ptx::copy_word_async(to, from, row >= 0);
   }
 
@@ -114,7 +114,8 @@ class CacheRows {
   __device__ __forceinline__ bool is_seen(int32_t key) const {
     bool is_seen = false;
 #pragma unroll 1
-    for (int32_t row = 0; row < num_rows_; ++row) is_seen = is_seen || sees(rows_[row], key, p_.keep_first, drafts_);
+    for (int32_t row = 0; row < num_rows_; ++row)
+      is_seen = is_seen || sees(rows_[row], key, p_.masks.keep_first, drafts_);
     return is_seen;
   }
 
@@ -173,7 +174,7 @@ class CacheRows {
     }
   }
 
-  const portable::ForwardParams& p_;
+  const portable::DecodeParams& p_;
   const RowInfo* rows_;  // in shared memory
   int32_t num_rows_;
   Drafts drafts_;

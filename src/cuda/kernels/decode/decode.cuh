@@ -140,7 +140,7 @@ struct Decode : DecodeSoftmax<C> {
     __device__ __forceinline__ Copies(const Decode& of, const DecodeWork& work)
         : of_(of),
           work_(work),
-          cache_(of.p.forward, work.sequence, work.unit.batch_idx, work.unit.head_kv, of.row_infos(), work.num_rows,
+          cache_(of.p, work.sequence, work.unit.batch_idx, work.unit.head_kv, of.row_infos(), work.num_rows,
                  work.drafts, kStrideBytes, kStrideElements) {}
 
     // The first `depth` steps.
@@ -163,7 +163,7 @@ struct Decode : DecodeSoftmax<C> {
         cache_.template load_keys<TileK, kTileWarps>(of_.s_keys(stage), ahead_, of_.lane, of_.tile_warp());
       }
       if constexpr (portable::is_quantized(C)) {
-        if (is_there) cache_.load_scales(of_.s_scales(stage_of_scales, of_.warp), of_.p, ahead_, of_.lane);
+        if (is_there) cache_.load_scales(of_.s_scales(stage_of_scales, of_.warp), ahead_, of_.lane);
       }
       ptx::commit_copies();
     }

@@ -29,9 +29,9 @@ struct DecodeSoftmax : DecodeStates<C> {
       for (int i = 0; i < 4; ++i) {
         float& of = s[n][i];
         if constexpr (C.score.softcap) {
-          of = p.forward.softcap.cap * tanhf(of * p.forward.softcap.scale);
+          of = p.scores.softcap.cap * tanhf(of * p.scores.softcap.scale);
         } else {
-          of *= fabsf(p.forward.scale);
+          of *= fabsf(p.scores.scale);
         }
         if constexpr (C.score.alibi) {
           const RowInfo& info = row_infos()[score_row(n, i % 2)];
@@ -50,7 +50,7 @@ struct DecodeSoftmax : DecodeStates<C> {
         const RowInfo& row = row_infos()[score_row_anew(n, c)];
 #pragma unroll
         for (int i = c; i < 4; i += 2) {
-          if (!sees(row, key + i / 2 * 8, p.forward.keep_first, work.drafts)) s[n][i] = -kInfinity;
+          if (!sees(row, key + i / 2 * 8, p.masks.keep_first, work.drafts)) s[n][i] = -kInfinity;
         }
       }
     }

@@ -122,21 +122,22 @@ struct DecodeStates : BlockDecode<C> {
   __device__ __forceinline__ float out_factor(const DecodeWork& work, float sum) const {
     const portable::CacheScaleParams& of = p.out_factor;
     if (of.data == nullptr || sum == 0) return 1;
-    const int32_t batch_idx =
-        p.forward.cu_seqlens_kv.data != nullptr ? work.unit.batch_idx : batch_of_keys(p.forward, work.unit.batch_idx);
+    const int32_t batch_idx = p.sequences.cu_seqlens_kv.data != nullptr
+                                  ? work.unit.batch_idx
+                                  : batch_of_keys(p.sequences, work.unit.batch_idx);
     return static_cast<const float*>(of.data)[batch_idx * of.batch_stride + work.unit.head_kv * of.head_stride];
   }
 
   // Writes four columns of a row of out, and the row's lse beside the first of them.
   __device__ __forceinline__ void write(const DecodeWork& work, int quad, const State& state) const {
     const int row = quad / kQuads, column = quad % kQuads * 4;
-    if (row >= work.num_rows || column >= p.forward.head_dim_v) return;
-    const portable::ForwardParams& f = p.forward;
-    const bool has_sink = f.sink.data != nullptr;
-    const float sink = has_sink ? static_cast<const float*>(f.sink.data)[head_of(work, row) * f.sink.stride] : 0.0f;
+    if (row >= work.num_rows || column >= p.inputs.head_dim_v) return;
+    const bool has_sink = p.scores.sink.data != nullptr;
+    const float sink =
+        has_sink ? static_cast<const float*>(p.scores.sink.data)[head_of(work, row) * p.scores.sink.stride] : 0.0f;
     const RowResult result = finish(state.max, state.sum, scale(), has_sink, sink);
-    if (column == 0 && f.lse.data != nullptr)
-      static_cast<float*>(f.lse.data)[element_of(f.lse, work, row)] = result.lse;
+    if (column == 0 && p.output.lse.data != nullptr)
+      static_cast<float*>(p.output.lse.data)[element_of(p.output.lse, work, row)] = result.lse;
     float values[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) values[i] = state.o[i] * result.factor;
@@ -145,16 +146,16 @@ struct DecodeStates : BlockDecode<C> {
 #pragma unroll
       for (int i = 0; i < 4; ++i) values[i] *= factor;
     }
-    const int64_t at = element_of(f.out, work, row) + column;
+    const int64_t at = element_of(p.output.out, work, row) + column;
     const auto store = [&]<Element Out>() {
-      if (f.out_vector_store) return store_piece<Out>(f.out.data, at, values);
+      if (p.output.out_vector_store) return store_piece<Out>(p.output.out.data, at, values);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float value[1] = {values[i]};
-        if (column + i < f.head_dim_v) store_piece<Out>(f.out.data, at + i, value);
+        if (column + i < p.inputs.head_dim_v) store_piece<Out>(p.output.out.data, at + i, value);
       }
     };
-    if (E == Element::f32 || f.out_element == Element::f32) {
+    if (E == Element::f32 || p.output.out_element == Element::f32) {
       store.template operator()<Element::f32>();
     } else {
       store.template operator()<E>();

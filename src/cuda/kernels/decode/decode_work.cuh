@@ -74,7 +74,7 @@ class DecodeWorks {
     if (p.schedule == nullptr) return;
     piece_rounds_ = clamp(p.schedule[0], 1, kLongestLine / p.pieces);
     at_ = cluster_idx * piece_rounds_;
-    batch_idx_ = clamp(p.schedule[portable::kScheduleStarts + p.sequences + 1 + cluster_idx], 0, p.sequences);
+    batch_idx_ = clamp(p.schedule[portable::kScheduleStarts + p.num_sequences + 1 + cluster_idx], 0, p.num_sequences);
   }
 
   // Finds the next unit. False if there is none.
@@ -122,7 +122,7 @@ class DecodeWorks {
       return clamp(p_.schedule[portable::kScheduleStarts + idx], 0, kLongestLine);
     };
     const int32_t end = (cluster_idx_ + 1) * piece_rounds_, units = p_.heads_kv.value * p_.row_tiles.value;
-    while (batch_idx_ < p_.sequences && at_ < end) {
+    while (batch_idx_ < p_.num_sequences && at_ < end) {
       const int32_t first = start(batch_idx_), rounds = (start(batch_idx_ + 1) - first) / units;
       const int32_t of_batch = rounds <= portable::kUnitOverhead ? units : max(at_ - first, 0) / rounds;
       if (of_batch >= units) {

@@ -5,8 +5,12 @@
 // round each block of a cluster takes one step.
 #pragma once
 
-#include "portable/forward_params.hpp"
+#include "portable/inputs_params.hpp"
+#include "portable/masks_params.hpp"
+#include "portable/output_params.hpp"
 #include "portable/score_config.hpp"
+#include "portable/scores_params.hpp"
+#include "portable/sequences_params.hpp"
 
 namespace tessella::portable {
 
@@ -110,11 +114,15 @@ struct CacheScaleParams {
 };
 
 struct DecodeParams {
-  ForwardParams forward;  // strides of k and v in 4 bits count bytes
-  int32_t* schedule;      // null: every unit (sequence, KV head, tile of rows) has `unit_clusters` clusters
-  float* partial;         // results of clusters that work on the same unit: [slot][row][column of v], then
-  float* partial_sums;    // [slot][row] maximum and sum
-  uint32_t* arrived;      // [unit][block of the cluster]; zero before and after
+  InputsParams inputs;  // strides of k and v in 4 bits count bytes
+  SequencesParams sequences;
+  ScoresParams scores;
+  MasksParams masks;
+  OutputParams output;
+  int32_t* schedule;    // null: every unit (sequence, KV head, tile of rows) has `unit_clusters` clusters
+  float* partial;       // results of clusters that work on the same unit: [slot][row][column of v], then
+  float* partial_sums;  // [slot][row] maximum and sum
+  uint32_t* arrived;    // [unit][block of the cluster]; zero before and after
   Divisor heads_kv, row_tiles, unit_clusters;
   Divisor slice;            // pieces of 4 columns of out that a block of a cluster merges
   int32_t rows;             // query rows of a tile, at most the config's
@@ -122,7 +130,7 @@ struct DecodeParams {
   int32_t pieces;           // of a schedule; 0: none
   int32_t split_rounds;     // keys are cut at multiples of so many rounds; 0: each unit's evenly into `unit_clusters`
   int32_t log2_round_keys;  // cluster x keys of a step
-  int32_t sequences;        // batch, plus one for rows of packed tensors after the last sequence
+  int32_t num_sequences;    // batch, plus one for rows of packed tensors after the last sequence
   int32_t cache_is_settled;
   CacheScaleParams k_scale, v_scale;
   Divisor scale_block;  // rows of one entry of these

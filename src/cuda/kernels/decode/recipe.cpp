@@ -54,19 +54,15 @@ bool is_of_sequences(const AttentionArguments& a, const portable::CacheScalePara
 }
 
 DecodeParams decode_params(const AttentionArguments& a, const DecodeConfig& c, const Splits& s,
-                           const core::Workspace& workspace, const Concurrency& at_once) {
-  // Tiles of a prefill kernel, of which decoding has no use.
-  struct {
-    portable::ScoreConfig score;
-    int32_t head_dim_v, tile_q, tile_kv;
-  } const tiles = {c.score, c.head_dim_v, c.rows, portable::kDecodeTile};
+                           const core::Workspace& workspace) {
   DecodeParams params{};
-  params.forward = forward_params(a, tiles, {}, nullptr, at_once);
-  for (int64_t* bound : {&params.forward.window_left, &params.forward.window_right, &params.forward.chunk}) {
-    *bound = std::min<int64_t>(*bound, portable::kLongestDecode);  // beyond it they say no more
-  }
+  params.inputs = inputs_params(a);
+  params.sequences = sequences_params(a);
+  params.scores = scores_params(a);
+  params.masks = masks_params(a, portable::kLongestDecode);
+  params.output = output_params(a);
   if (c.score.elements.kv == portable::Element::i4) {
-    for (portable::OperandParams* of : {&params.forward.k, &params.forward.v}) {
+    for (portable::OperandParams* of : {&params.inputs.k, &params.inputs.v}) {
       of->batch_stride /= 2;
       of->row_stride /= 2;
       of->head_stride /= 2;
@@ -94,7 +90,7 @@ DecodeParams decode_params(const AttentionArguments& a, const DecodeConfig& c, c
   params.cluster = s.cluster;
   params.pieces = narrow(s.pieces);
   params.split_rounds = s.split_rounds;
-  params.sequences = narrow(sequences(a));
+  params.num_sequences = narrow(sequences(a));
   params.log2_round_keys = std::countr_zero(static_cast<uint32_t>(s.cluster * portable::step_keys(c)));
   params.cache_is_settled = a.cache_is_settled ? 1 : 0;
   return params;
@@ -118,12 +114,12 @@ Step decode_step(const DecodeConfig& config, const Splits& splits, const DeviceI
           .cluster = static_cast<unsigned>(splits.cluster),
           .shared_bytes = shared_bytes(config),
           .is_dependent = device.arch >= 90,
-          .launch = [config, splits](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
+          .launch = [config, splits](const core::Shape&, const core::Arguments& call, const Concurrency&,
                                      const core::Workspace& workspace) -> std::optional<Launch> {
             const AttentionArguments& arguments = core::attention(call);
             if (arguments.total_q == 0 || splits.units == 0) return std::nullopt;
             const auto blocks = static_cast<unsigned>(splits.clusters() * splits.cluster);
-            return Launch{{blocks, 1, 1}, Parameters(decode_params(arguments, config, splits, workspace, at_once))};
+            return Launch{{blocks, 1, 1}, Parameters(decode_params(arguments, config, splits, workspace))};
           }};
 }
 
@@ -131,10 +127,10 @@ Step schedule_step(const DecodeConfig& config, const Splits& splits) {
   return {.program = decode_schedule_program(),
           .threads = portable::kScheduleThreads,
           .shared_bytes = portable::kScheduleThreads * static_cast<int>(sizeof(int32_t)),
-          .launch = [config, splits](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
+          .launch = [config, splits](const core::Shape&, const core::Arguments& call, const Concurrency&,
                                      const core::Workspace& workspace) -> std::optional<Launch> {
             const AttentionArguments& arguments = core::attention(call);
-            return Launch{{1, 1, 1}, Parameters(decode_params(arguments, config, splits, workspace, at_once))};
+            return Launch{{1, 1, 1}, Parameters(decode_params(arguments, config, splits, workspace))};
           }};
 }
 

@@ -143,7 +143,7 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, false> {
   __device__ __forceinline__ void multiply() {
     scores.begin(at);
     q.wait_full();
-    if (p.scale < 0) negate_q(block.s_q_of(q, at.warpgroup));
+    if (p.scores.scale < 0) negate_q(block.s_q_of(q, at.warpgroup));
     int32_t tile = scores.walk.enter(at, k, at.computed().first);
     typename Scores::Tile s;
     k.wait_full();
@@ -222,10 +222,10 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, false> {
     scale_rows(o, by);
     const QueryTile& of = at.current();
     const auto rows = Base::out_rows(of);
-    if (p.out_element == Element::f16) {
-      store_rows<Element::f16, true, kBlocksV>(p, o, rows.at, rows.is_there, 0, at.lane);
+    if (p.output.out_element == Element::f16) {
+      store_rows<Element::f16, true, kBlocksV>(p.output, p.inputs.head_dim_v, o, rows.at, rows.is_there, 0, at.lane);
     } else {
-      store_rows<Element::bf16, true, kBlocksV>(p, o, rows.at, rows.is_there, 0, at.lane);
+      store_rows<Element::bf16, true, kBlocksV>(p.output, p.inputs.head_dim_v, o, rows.at, rows.is_there, 0, at.lane);
     }
     release(at.query_tiles);
     at.row_group = Block::next_row_group(at.row_group);

@@ -137,13 +137,15 @@ Step transpose_step(const ForwardSm90Config& config) {
   return {.program = transpose_v_program(of_v),
           .threads = portable::kTransposeThreads,
           .shared_bytes = kKeyTile * (config.head_dim_v + 16),
-          .launch = [config](const core::Shape&, const core::Arguments& call, const Concurrency& at_once,
+          .launch = [config](const core::Shape&, const core::Arguments& call, const Concurrency&,
                              const core::Workspace& workspace) -> std::optional<Launch> {
             const AttentionArguments& p = core::attention(call);
             const TileMap map = tile_map(p, config);
             if (!has_rows(p, map) || transpose_blocks(p) == 0) return std::nullopt;
             const core::Operand into = transposed_v(p, map, workspace);
-            const portable::TransposeVParams params{.forward = params_of(p, config, map, workspace, at_once).forward,
+            const portable::TransposeVParams params{.sequences = sequences_params(p),
+                                                    .v = operand(p.v()),
+                                                    .head_dim_v = narrow(p.head_dim_v),
                                                     .to = reinterpret_cast<uint8_t*>(into.data),
                                                     .keys = into.row_stride,
                                                     .batch_stride = into.batch_stride,

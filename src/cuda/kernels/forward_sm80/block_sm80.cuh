@@ -83,22 +83,22 @@ struct BlockSm80 : WarpTiles<C> {
   // Query of accumulator row r (0 or 1) of block m; its columns are 2 (lane % 4) and the next.
   __device__ int32_t query(int m, int r) const { return first_q() + warp_row + m * 16 + r * 8 + lane / 4; }
   __device__ int32_t columns_v() const {
-    return min(C.head_dim_v, p.head_dim_v - query_tile.work.slice_idx * C.head_dim_v);
+    return min(C.head_dim_v, p.inputs.head_dim_v - query_tile.work.slice_idx * C.head_dim_v);
   }
 
   // Finds the block's query tile and starts to copy its queries and first keys. Returns the first key tile, or -1 if
   // the block has no query. Every thread calls it. Keep it short: a block that sees few keys spends much of its time
   // here, mostly waiting for instructions.
   __device__ __forceinline__ int32_t find_query_tile(Visited& visited) const {
-    const WorkTile work = work_tile(p, blockIdx.x, blockIdx.y);
-    const BandedSequence<int64_t> sequence = device::sequence(p, work.batch_idx);
+    const WorkTile work = work_tile(p.tiling, p.sequences.heads_q, blockIdx.x, blockIdx.y);
+    const BandedSequence<int64_t> sequence = device::sequence(p.sequences, p.masks, work.batch_idx);
     Tiles::write_rows_without_query(p, work, sequence);
     const int32_t first = work.tile_idx * C.tile_q;
     if (first >= sequence.len_q) return -1;
     const int32_t last = min(first + C.tile_q, sequence.len_q) - 1;
     const int32_t warp_first = first + warp_row, warp_last = min(warp_first + kRowsOfWarp - 1, last);
-    const int32_t head_kv = p.group.quotient(work.head_idx);
-    const char* k = head_of_keys(p.k, work, sequence, head_kv, 0);
+    const int32_t head_kv = p.sequences.group.quotient(work.head_idx);
+    const char* k = head_of_keys(p.inputs.k, work, sequence, head_kv, 0);
     load_q(work, sequence);
 
     // Lanes 0 to 5 find the keys of the first and last row of the block, the warp and the sequence.
@@ -112,15 +112,15 @@ struct BlockSm80 : WarpTiles<C> {
     const auto of = [&](int i) {  // (no structured binding: clang 14 captures none)
       return KeyRange{__shfl_sync(kAllLanes, own.begin, i), __shfl_sync(kAllLanes, own.end, i)};
     };
-    const KeyTiles tiles = key_tiles<C.tile_kv>(of(0), of(1), p.keep_first);
-    KeyTiles warp_tiles = key_tiles<C.tile_kv>(of(2), of(3), p.keep_first);
+    const KeyTiles tiles = key_tiles<C.tile_kv>(of(0), of(1), p.masks.keep_first);
+    KeyTiles warp_tiles = key_tiles<C.tile_kv>(of(2), of(3), p.masks.keep_first);
     if (warp_first > last) warp_tiles = {0, 0, 0, 0, 0};
     // With a tile map of the block's rows: a key outside of their range may be one that no query of the sequence sees.
     constexpr int kFirst = C.score.mask == MaskLevel::bits ? 0 : 4;
     const int32_t seen_begin = of(kFirst).begin, seen_end = of(kFirst + 1).end;
     const uint8_t* tile_map = nullptr;
     if constexpr (C.score.mask == MaskLevel::bits) {
-      tile_map = tile_classes(p, work.batch_idx, work.head_idx, work.tile_idx);
+      tile_map = tile_classes(p.tile_map, work.batch_idx, work.head_idx, work.tile_idx);
     }
     const int32_t tile = visited.next(tiles, tile_map, 0);
     if (tile < tiles.end) load_k(k, work, sequence, sequence.len_kv, tile);
@@ -132,7 +132,7 @@ struct BlockSm80 : WarpTiles<C> {
       to.work = work;
       to.sequence = sequence;
       to.k = k;
-      to.v = head_of_keys(p.v, work, sequence, head_kv, work.slice_idx * C.head_dim_v);
+      to.v = head_of_keys(p.inputs.v, work, sequence, head_kv, work.slice_idx * C.head_dim_v);
       to.tile_map = tile_map;
       to.seen_begin = seen_begin;
       to.seen_end = seen_end;
@@ -164,14 +164,14 @@ struct BlockSm80 : WarpTiles<C> {
   __device__ const char* head_of_keys(const portable::OperandParams& t, const WorkTile& work, const Sequence& sequence,
                                       int32_t head_idx, int32_t column) const {
     return C.paged ? head(t, 0, head_idx, 0, column)
-                   : head(t, batch_of_keys(p, work.batch_idx), head_idx, sequence.row_kv, column);
+                   : head(t, batch_of_keys(p.sequences, work.batch_idx), head_idx, sequence.row_kv, column);
   }
   // The rows of a sequence's keys in such a head.
   __device__ HeadRows<C.paged> key_rows(const char* head, const portable::OperandParams& t, const WorkTile& work,
                                         const Sequence& sequence) const {
     const int64_t row_bytes = t.row_stride * kElementBytes;
     if constexpr (C.paged) {
-      return {p, head, row_bytes, t.batch_stride * kElementBytes, work.batch_idx, sequence.row_kv};
+      return {p.sequences, head, row_bytes, t.batch_stride * kElementBytes, work.batch_idx, sequence.row_kv};
     } else {
       return {head, row_bytes};
     }
@@ -194,30 +194,30 @@ struct BlockSm80 : WarpTiles<C> {
     }
   }
   __device__ __forceinline__ void load_q(const WorkTile& work, const Sequence& sequence) const {
-    const char* q = head(p.q, work.batch_idx, work.head_idx, sequence.row_q, 0);
+    const char* q = head(p.inputs.q, work.batch_idx, work.head_idx, sequence.row_q, 0);
     const int32_t len = sequence.len_q;
-    load_rows<TileQ, C.tile_q>(s_q, HeadRows<false>{q, p.q.row_stride * kElementBytes}, work.tile_idx * C.tile_q,
-                               p.head_dim_qk, 0, len, [&](int row) { return row < len; });
+    load_rows<TileQ, C.tile_q>(s_q, HeadRows<false>{q, p.inputs.q.row_stride * kElementBytes}, work.tile_idx * C.tile_q,
+                               p.inputs.head_dim_qk, 0, len, [&](int row) { return row < len; });
   }
   __device__ __forceinline__ void load_k(const char* k, const WorkTile& work, const Sequence& sequence, int32_t len_kv,
                                          int32_t tile) const {
-    load_rows<TileK, C.tile_kv>(s_k(), key_rows(k, p.k, work, sequence), tile * C.tile_kv, p.head_dim_qk, 0, len_kv,
-                                [&](int key) { return key < len_kv; });
+    load_rows<TileK, C.tile_kv>(s_k(), key_rows(k, p.inputs.k, work, sequence), tile * C.tile_kv, p.inputs.head_dim_qk,
+                                0, len_kv, [&](int key) { return key < len_kv; });
   }
   // Writes zeros for keys outside of seen_begin and seen_end, which no query sees: their memory may hold NaN, and 0 *
   // NaN is NaN.
   __device__ __forceinline__ void load_v(const KeySource& from, int32_t tile) const {
     const int32_t begin = from.seen_begin, end = from.seen_end;
-    const HeadRows<C.paged> rows = key_rows(from.v, p.v, query_tile.work, query_tile.sequence);
+    const HeadRows<C.paged> rows = key_rows(from.v, p.inputs.v, query_tile.work, query_tile.sequence);
     load_rows<TileV, C.tile_kv>(s_v(), rows, tile * C.tile_kv, from.columns_v, begin, end, [&](int key) -> bool {
-      if constexpr (kCopies.loops_at_ends) return (key < end) & ((key >= begin) | (key < p.keep_first));
-      return key < end && (key >= begin || key < p.keep_first);  // branches take no registers
+      if constexpr (kCopies.loops_at_ends) return (key < end) & ((key >= begin) | (key < p.masks.keep_first));
+      return key < end && (key >= begin || key < p.masks.keep_first);  // branches take no registers
     });
   }
 
   // The tile after `tile`. Without a tile map it is the next one, except at the gap after the tiles of keep_first.
   __device__ int32_t after(Visited& visited, int32_t tile) const {
-    if (C.score.mask == MaskLevel::band && (p.keep_first == 0 || tile + 1 != query_tile.tiles.keep_first_end))
+    if (C.score.mask == MaskLevel::band && (p.masks.keep_first == 0 || tile + 1 != query_tile.tiles.keep_first_end))
       return tile + 1;
     return visited.next(query_tile.tiles, query_tile.tile_map, tile + 1);
   }

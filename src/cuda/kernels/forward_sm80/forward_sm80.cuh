@@ -56,7 +56,7 @@ struct ForwardSm80 : BlockSm80<C> {
   }
 
   __device__ Score score_of_tile() const {
-    return Score(p, query_tile.sequence, query_tile.work.batch_idx, query_tile.work.head_idx);
+    return Score(p.scores, p.arrays, query_tile.sequence, query_tile.work.batch_idx, query_tile.work.head_idx);
   }
   // True if the tile's keys and all of the warp's queries are the sequence's.
   __device__ bool is_within(const Score& score, int32_t tile) const {
@@ -99,7 +99,7 @@ struct ForwardSm80 : BlockSm80<C> {
 
   // Hides what lies outside the band.
   __device__ __forceinline__ void mask(Scores& s, int32_t tile) const {
-    hide_outside(s, tile * C.tile_kv, p.keep_first, lane,
+    hide_outside(s, tile * C.tile_kv, p.masks.keep_first, lane,
                  [&](int m, int r) { return bounds(query(m, r) - first_q()); });
   }
 
@@ -117,11 +117,11 @@ struct ForwardSm80 : BlockSm80<C> {
       for (int r = 0; r < 2; ++r) {
         const int32_t row = query(m, r);
         visible[r] =
-            is_full ? ~0u : columns_in<C.tile_kv>(bounds(row - first_q()), tile * C.tile_kv, p.keep_first, lane);
+            is_full ? ~0u : columns_in<C.tile_kv>(bounds(row - first_q()), tile * C.tile_kv, p.masks.keep_first, lane);
         if (row >= query_tile.sequence.len_q) visible[r] = 0;
       }
-      hide_own_columns<C.score, C.tile_kv>(p, query_tile.sequence, query_tile.work.batch_idx, query_tile.work.head_idx,
-                                           query(m, 0) - lane / 4, tile * C.tile_kv, visible);
+      hide_own_columns<C.score, C.tile_kv>(p.masks, p.arrays, query_tile.sequence, query_tile.work.batch_idx,
+                                           query_tile.work.head_idx, query(m, 0) - lane / 4, tile * C.tile_kv, visible);
       ptx::store_words(s_visible(m), visible[0], visible[1]);
       any |= visible[0] | visible[1];
     }
@@ -147,8 +147,8 @@ struct ForwardSm80 : BlockSm80<C> {
 
   // Zeroes the probabilities that dropout drops in block columns j and j + 1, 16 keys.
   __device__ __forceinline__ void drop(Scores& s, int32_t tile, int j) const {
-    const portable::Dropout dropout = dropout_of(p);
-    const uint64_t head_idx = dropout_head(p, query_tile.work);
+    const portable::Dropout dropout = dropout_of(p.scores);
+    const uint64_t head_idx = dropout_head(p.sequences, query_tile.work);
     int32_t first_row = warp_row;
     ptx::forget(first_row);  // else values derived from it would hold registers between steps of 16 keys
 #pragma unroll
@@ -197,10 +197,10 @@ __global__ void __launch_bounds__(C.num_warps * 32, C.blocks_per_sm)
   int32_t tile = block.find_query_tile(visited);
   if (tile < 0) return;
   __syncthreads();
-  if (C.score.elements.q == Element::f32 || p.scale < 0) {
+  if (C.score.elements.q == Element::f32 || p.scores.scale < 0) {
     ptx::wait_copies<0>();
     __syncthreads();
-    prepare_q<C.score.elements.q, typename Block::TileQ, Block::kThreads>(block.s_q, block.thread, p.scale < 0);
+    prepare_q<C.score.elements.q, typename Block::TileQ, Block::kThreads>(block.s_q, block.thread, p.scores.scale < 0);
   }
 
   const Score score = block.score_of_tile();

@@ -26,6 +26,10 @@ std::string description(const core::AttentionShape& p, const ForwardSm80Config& 
          message(", ", c.vector_loads ? "16-byte" : "scalar", " loads, ", shared_bytes(c), " bytes of shared memory");
 }
 
+portable::TileMapParams tile_map_in(const core::Workspace& workspace, const TileMap& map) {
+  return tile_map_params(map, workspace.scratch, nullptr);
+}
+
 Step forward_step(const ForwardSm80Config& config, const std::string& user) {
   return {.program = forward_sm80_program(config, user),
           .threads = static_cast<unsigned>(config.num_warps) * 32,
@@ -36,9 +40,10 @@ Step forward_step(const ForwardSm80Config& config, const std::string& user) {
             const AttentionArguments& arguments = core::attention(call);
             const TileMap map = tile_map(arguments, config);
             if (!has_rows(arguments, map)) return std::nullopt;
-            const portable::ForwardParams params = forward_params(arguments, config, map, workspace.scratch, at_once);
+            const portable::ForwardParams params =
+                forward_params(arguments, config, map, tile_map_in(workspace, map), at_once);
             const auto blocks = static_cast<unsigned>(forward_blocks(arguments, map));
-            return Launch{{blocks, static_cast<unsigned>(params.slices_v), 1}, Parameters(params)};
+            return Launch{{blocks, static_cast<unsigned>(params.tiling.slices_v), 1}, Parameters(params)};
           }};
 }
 
@@ -56,9 +61,8 @@ Recipe forward_sm80_recipe(const core::Shape& shape, const DeviceInfo& device) {
   Recipe recipe{.workspace = {.scratch_bytes = largest_tile_map(bounds, config).bytes()},
                 .description = description(bounds, config, longer)};
   add_mask_passes(recipe, bounds, config, user,
-                  [config](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,
-                           const Concurrency& at_once) {
-                    return forward_params(arguments, config, map, workspace.scratch, at_once);
+                  [](const AttentionArguments&, const TileMap& map, const core::Workspace& workspace) {
+                    return tile_map_in(workspace, map);
                   });
   Step step = forward_step(config, user);
   if (longer) {

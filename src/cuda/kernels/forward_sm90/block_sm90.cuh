@@ -75,7 +75,7 @@ struct BlockSm90 {
     return s_q + kLayout.bounds_at + at.offset(C.tile_q * 8) + row * 8;
   }
   // With a tile map: the Summary of the tile in the stage of k; which keys of that in the stage of v some query of the
-  // query tile sees (p.seen_keys).
+  // query tile sees (TileMapParams::seen_keys).
   __device__ uint32_t s_summary(const KRing& k) const {
     return s_q + kLayout.summaries_at + k.offset(portable::kSummaryBytes);
   }
@@ -115,7 +115,7 @@ struct BlockSm90 {
     while (exists(idx)) {
       query_tiles.wait_empty();
       QueryTile& of = query_tile(query_tiles);
-      of.find_rows(p.forward, work_tile(p.forward, static_cast<int32_t>(idx), 0));
+      of.find_rows(p.forward, work_tile(p.forward.tiling, p.forward.sequences.heads_q, static_cast<int32_t>(idx), 0));
       of.find_keys(p.forward);
       if (of.has_keys()) {
         if (is_first_lane) query_tiles.template arrive_full<kWritten>();
@@ -153,16 +153,22 @@ struct BlockSm90 {
     QueryTile& of = query_tile_at(kLayout.query_tile_slots);  // one that is not handed on
 #pragma unroll 1
     for (uint32_t idx = blockIdx.x; exists(idx); idx += gridDim.x) {
-      of.find_rows(p.forward, work_tile(p.forward, static_cast<int32_t>(idx), 0));
-      const ZeroRows<32> rows = {
-          p.forward, of.work, of.sequence, 0, p.forward.head_dim_v, p.forward.out_element == portable::Element::f32};
-      rows.write_without_query(C.tile_q);
+      of.find_rows(p.forward, work_tile(p.forward.tiling, p.forward.sequences.heads_q, static_cast<int32_t>(idx), 0));
+      const ZeroRows<32> rows = {p.forward.output,
+                                 of.work,
+                                 of.sequence,
+                                 0,
+                                 p.forward.inputs.head_dim_v,
+                                 p.forward.output.out_element == portable::Element::f32};
+      rows.write_without_query(C.tile_q, p.forward.tiling.tiles_q);
       if (of.queries.first >= of.queries.end) continue;
-      const KeyTiles tiles = key_tiles<C.tile_kv>(row_keys(of.sequence, of.queries.first),
-                                                  row_keys(of.sequence, of.queries.end - 1), p.forward.keep_first);
+      const KeyTiles tiles =
+          key_tiles<C.tile_kv>(row_keys(of.sequence, of.queries.first), row_keys(of.sequence, of.queries.end - 1),
+                               p.forward.masks.keep_first);
       const uint8_t* map =
-          kHasMap ? tile_classes(p.forward, of.work.batch_idx, of.work.head_idx, of.work.tile_idx) : nullptr;
-      if (VisitedTiles<kHasMap>().next(tiles, map, 0) >= tiles.end) rows.write_without_keys(of.queries);
+          kHasMap ? tile_classes(p.forward.tile_map, of.work.batch_idx, of.work.head_idx, of.work.tile_idx) : nullptr;
+      if (VisitedTiles<kHasMap>().next(tiles, map, 0) >= tiles.end)
+        rows.write_without_keys(of.queries, p.forward.scores.sink);
     }
   }
 
@@ -213,9 +219,10 @@ struct BlockSm90 {
 #pragma unroll 1
     for (int i = kOfKeys ? static_cast<int>(threadIdx.x % 32) : 0; i < kKeys; i += 32) {
       const int32_t key = min(first_key + i, of.sequence.len_kv - 1);
-      const float factor = !kOfKeys || is_seen(i) ? key_scale(p.forward, p.scale_block, scale, of.work.batch_idx,
-                                                              of.batch_kv, of.head_kv, of.sequence.row_kv + key)
-                                                  : 0.0f;
+      const float factor = !kOfKeys || is_seen(i)
+                               ? key_scale(p.forward.sequences, p.scale_block, scale, of.work.batch_idx, of.batch_kv,
+                                           of.head_kv, of.sequence.row_kv + key)
+                               : 0.0f;
       ptx::store_word(s_scales + i * 4, __float_as_uint(factor));
     }
     if (kOfKeys) __syncwarp();
@@ -237,7 +244,7 @@ struct BlockSm90 {
       const auto row = static_cast<int32_t>(threadIdx.x % 32) * p.box_kv;
       if (row < C.tile_kv) {
         const int32_t last = (of.sequence.len_kv - 1) / p.box_kv * p.box_kv;
-        const PagedRow from = paged_row(p.forward, of.work.batch_idx, min(first_key + row, last));
+        const PagedRow from = paged_row(p.forward.sequences, of.work.batch_idx, min(first_key + row, last));
         copy_tile<Columns>(stage + row * kRowBytes, map, ring.full(), C.tile_kv, from.row, of.head_kv, from.page);
       }
     } else if (!kLanesLoad || is_loader()) {
@@ -258,15 +265,15 @@ struct BlockSm90 {
         const uint32_t word = column < 32 ? masks.x : column < 64 ? masks.y : column < 96 ? masks.z : masks.w;
         return (word >> column % 32 & 1) != 0;
       }
-      return KeyRange{of.seen_begin, of.seen_end}.sees(of.first_key(tile) + column, p.forward.keep_first);
+      return KeyRange{of.seen_begin, of.seen_end}.sees(of.first_key(tile) + column, p.forward.masks.keep_first);
     });
     if (!kLanesLoad || is_loader()) {
       v.arrive_full_expecting(kLayout.v_bytes);
       // A tile whose factor is 0 is one of zeros, which the engine finds behind the last head.
       const bool is_zero = C.scales == portable::KeyScales::tile && ptx::load_word(s_scales_of_v(v)) << 1 == 0;
-      const int32_t first = transposed_at(p.forward, of.work.batch_idx, of.sequence) + of.first_key(tile);
-      ptx::copy_box(s_v(v), p.v, v.full(), first, 0, is_zero ? p.forward.heads_q.value : of.head_kv,
-                    batch_of(p.forward.cu_seqlens_kv, of.work.batch_idx));
+      const int32_t first = transposed_at(p.forward.sequences, of.work.batch_idx, of.sequence) + of.first_key(tile);
+      ptx::copy_box(s_v(v), p.v, v.full(), first, 0, is_zero ? p.forward.sequences.heads_q.value : of.head_kv,
+                    batch_of(p.forward.sequences.cu_seqlens_kv, of.work.batch_idx));
     }
     v.advance();
   }
@@ -286,7 +293,7 @@ struct BlockSm90 {
     int row_group = 0;  // of the first warpgroup
     const auto load = [&](const QueryTile& of, int32_t tile, bool is_partial) {
       const int32_t row_q = of.sequence.row_q + of.queries.first;
-      const int32_t batch_q = batch_of(p.forward.cu_seqlens_q, of.work.batch_idx);
+      const int32_t batch_q = batch_of(p.forward.sequences.cu_seqlens_q, of.work.batch_idx);
       // Queries wait in the L2 cache for the slot, where there is but one.
       if (kLayout.q_slots == 1 && tile == of.first_tile && is_loader()) {
 #pragma unroll 1
@@ -322,7 +329,7 @@ struct BlockSm90 {
     const auto load = [&](const QueryTile& of, int32_t tile, bool is_partial) {
       uint4 seen = {~0u, ~0u, ~0u, ~0u};
       if (kHasMap && (is_partial || !of.tiles.is_full(tile))) {
-        seen = *reinterpret_cast<const uint4*>(seen_keys(p.forward, of.map + tile));
+        seen = *reinterpret_cast<const uint4*>(seen_keys(p.forward.tile_map, of.map + tile));
       }
       if constexpr (portable::is_transposed_v(C)) {
         load_transposed(v, of, tile, seen);

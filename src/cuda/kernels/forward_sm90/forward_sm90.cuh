@@ -62,7 +62,7 @@ struct WarpgroupSm90 : WarpgroupBaseSm90<C, C.head_dim_v <= 128> {
   __device__ __forceinline__ void take_q() {
     q.wait_full();
     const uint32_t s_q = block.s_q_of(q, at.warpgroup);
-    if (p.scale < 0) negate_q(s_q);
+    if (p.scores.scale < 0) negate_q(s_q);
     if constexpr (kHoldsQ) {
       using Panel = Tile<Block::kRows, 64, 2>;
       const uint32_t s_row = s_q + Panel::offset(at.warp_row() + at.lane % 16, at.lane / 16);
@@ -188,24 +188,25 @@ struct WarpgroupSm90 : WarpgroupBaseSm90<C, C.head_dim_v <= 128> {
     for (int column = 0; column < C.head_dim_v; column += 64) {
       ptx::store_box(block.p.out, s_out + column / 64 * Panel::kPanelBytes + at.warp_row() * kRowBytes, column,
                      of.sequence.row_q + at.first_of_warp(), of.work.head_idx,
-                     Block::batch_of(p.cu_seqlens_q, of.work.batch_idx));
+                     Block::batch_of(p.sequences.cu_seqlens_q, of.work.batch_idx));
     }
     ptx::commit_boxes();
   }
   // The lane's rows of out from the accumulators, which are lost. With kKeepsQ the copy engine writes most rows.
   __device__ __forceinline__ void store_from_registers(const QueryTile& of) {
     const auto rows = Base::out_rows(of);
-    store_rows<C.score.elements.q, kKeepsQ, kBlocksV>(p, o, rows.at, rows.is_there, 0, at.lane);
+    store_rows<C.score.elements.q, kKeepsQ, kBlocksV>(p.output, p.inputs.head_dim_v, o, rows.at, rows.is_there, 0,
+                                                      at.lane);
   }
   // Stores the query tile's out and leaves it. With kKeepsQ its queries' slot is taken until end_store().
   __device__ __forceinline__ void store(const float (&by)[1][2]) {
     scale_rows(o, by);
     const QueryTile& of = at.current();
-    const bool ends_tensor = of.sequence.row_q + of.queries.end == p.total_q;
+    const bool ends_tensor = of.sequence.row_q + of.queries.end == p.sequences.total_q;
     const bool may_send = ends_tensor || of.queries.end - at.first_of_warp() >= portable::kWarpRows;
     // No product reads these queries any more: which of A's rows a warp reads PTX does not say.
     if (kKeepsQ && !kHoldsQ) meet();
-    if (kKeepsQ && p.out_vector_store && p.out_element != Element::f32 && may_send) {
+    if (kKeepsQ && p.output.out_vector_store && p.output.out_element != Element::f32 && may_send) {
       send(of);
     } else {
       store_from_registers(of);

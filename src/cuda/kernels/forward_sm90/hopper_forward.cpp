@@ -26,6 +26,11 @@ bool may_have_zero_rows(const AttentionArguments& p, const portable::ScoreConfig
   return keys_are_unknown || stands_elsewhere || p.seqlen_q > p.seqlen_kv;
 }
 
+// Seen keys, then classes.
+portable::TileMapParams hopper_tile_map(const TileMap& map, void* scratch) {
+  return tile_map_params(map, static_cast<char*>(scratch) + map.seen_bytes(), scratch);
+}
+
 }  // namespace
 
 std::string unreadable_by_copy_engine(const core::AttentionShape& p) {
@@ -53,11 +58,7 @@ portable::ForwardSm90Params forward_sm90_params(const AttentionArguments& p, con
                                                 const TileMap& map, void* counter, void* scratch,
                                                 const Concurrency& at_once) {
   portable::ForwardSm90Params params{};
-  params.forward = forward_params(p, config, map, static_cast<char*>(scratch) + map.seen_bytes(), at_once);
-  params.forward.seen_keys = static_cast<uint32_t*>(scratch);
-  for (int64_t* bound : {&params.forward.window_left, &params.forward.window_right, &params.forward.chunk}) {
-    *bound = std::min<int64_t>(*bound, portable::kHopperLongest);  // beyond it they say no more
-  }
+  params.forward = forward_params(p, config, map, hopper_tile_map(map, scratch), at_once, portable::kHopperLongest);
   params.counter = static_cast<uint32_t*>(counter);
   params.num_query_tiles = narrow(forward_blocks(p, map));
   params.may_have_zero_rows = may_have_zero_rows(p, config.score) ? 1 : 0;
@@ -67,12 +68,10 @@ portable::ForwardSm90Params forward_sm90_params(const AttentionArguments& p, con
 
 void add_hopper_mask_passes(Recipe& recipe, const core::AttentionShape& bounds, const ForwardSm90Config& config,
                             const std::string& user_source) {
-  add_mask_passes(
-      recipe, bounds, config, user_source,
-      [config](const AttentionArguments& arguments, const TileMap& map, const core::Workspace& workspace,
-               const Concurrency& at_once) {
-        return forward_sm90_params(arguments, config, map, workspace.state, workspace.scratch, at_once).forward;
-      });
+  add_mask_passes(recipe, bounds, config, user_source,
+                  [](const AttentionArguments&, const TileMap& map, const core::Workspace& workspace) {
+                    return hopper_tile_map(map, workspace.scratch);
+                  });
 }
 
 Step hopper_forward_step(const Program& program, const ForwardSm90Config& config, ForwardSm90ParamsOf params) {

@@ -16,7 +16,7 @@ __device__ __forceinline__ void columns_in_band(const LaneSm90<C>& at, int32_t t
     const KeyRange keys = at.keys(r);
     columns[r] = columns_below<C.tile_kv>(keys.end - first_key, at.lane);
     if (__any_sync(kAllLanes, keys.begin > first_key)) {
-      const int32_t keep_first = at.block.p.forward.keep_first;
+      const int32_t keep_first = at.block.p.forward.masks.keep_first;
       columns[r] &= columns_from<C.tile_kv>(keys.begin - first_key, keep_first - first_key, at.lane);
     }
   }
@@ -57,7 +57,7 @@ struct BandWalk {
   __device__ __forceinline__ static bool is_seen(const LaneSm90<C>& at, const typename Block::VRing&, int32_t tile,
                                                  int32_t column) {
     const auto& of = at.current();
-    return KeyRange{of.seen_begin, of.seen_end}.sees(of.first_key(tile) + column, at.block.p.forward.keep_first);
+    return KeyRange{of.seen_begin, of.seen_end}.sees(of.first_key(tile) + column, at.block.p.forward.masks.keep_first);
   }
 };
 
@@ -103,8 +103,9 @@ struct MapWalk {
     columns_in_band(at, tile, visible);
     if (!summary.is_partial() || !__any_sync(kAllLanes, (visible[0] | visible[1]) != 0)) return;
     const auto& of = at.current();
-    hide_by_elements<C.score, C.tile_kv>(at.block.p.forward, of.sequence, of.work.batch_idx, of.work.head_idx,
-                                         at.first_of_warp(), of.first_key(tile), visible);
+    hide_by_elements<C.score, C.tile_kv>(at.block.p.forward.masks, at.block.p.forward.arrays, of.sequence,
+                                         of.work.batch_idx, of.work.head_idx, at.first_of_warp(), of.first_key(tile),
+                                         visible);
   }
 };
 

@@ -56,13 +56,13 @@ struct QueryTileSm90 {
   __device__ __forceinline__ void find_rows(const ForwardParams& p, const WorkTile& of) {
     __syncwarp();  // all have read what was there
     if (threadIdx.x % 32 == 0) {
-      batch_kv = C.paged ? 0 : batch_of_keys(p, of.batch_idx);
+      batch_kv = C.paged ? 0 : batch_of_keys(p.sequences, of.batch_idx);
       work = of;
-      sequence = device::sequence<int32_t>(p, of.batch_idx);
+      sequence = device::sequence<int32_t>(p.sequences, p.masks, of.batch_idx);
       queries = portable::tile_queries(sequence.len_q, C.tile_q, of.tile_idx);
       tiles = {0, 0, 0, 0, 0};
       first_tile = 0;
-      head_kv = p.group.quotient(work.head_idx);  // last, read back: loading warps have few registers
+      head_kv = p.sequences.group.quotient(work.head_idx);  // last, read back: loading warps have few registers
     }
     __syncwarp();
   }
@@ -81,12 +81,12 @@ struct QueryTileSm90 {
     const KeyRange next = {__shfl_down_sync(kAllLanes, own.begin, 1), __shfl_down_sync(kAllLanes, own.end, 1)};
     Order found;
     const KeyTiles mine =
-        found.template start<C.tile_kv>(key_tiles<C.tile_kv>(own, next, p.keep_first), sequence.band, last);
+        found.template start<C.tile_kv>(key_tiles<C.tile_kv>(own, next, p.masks.keep_first), sequence.band, last);
     if (lane == 0) {
       order = found;
       tiles = mine;
       first_tile = VisitedTiles<false>().next(mine, nullptr, 0);
-      if constexpr (kHasMap) map = tile_classes(p, work.batch_idx, work.head_idx, work.tile_idx);
+      if constexpr (kHasMap) map = tile_classes(p.tile_map, work.batch_idx, work.head_idx, work.tile_idx);
     }
     if (lane == 2) {
       seen_begin = own.begin;

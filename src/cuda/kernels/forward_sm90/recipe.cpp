@@ -54,7 +54,7 @@ portable::ForwardSm90Params params_with_maps(const AttentionArguments& p, const 
   params.q = tensor_map(p.q(), {batch_q, rows_q, p.heads_q, p.head_dim_qk}, box(portable::kWarpgroupRows));
   params.k = tensor_map(p.k(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_qk}, box(params.box_kv));
   params.v = tensor_map(p.v(), {batch_kv, rows_kv, p.heads_kv, p.head_dim_v}, box(params.box_kv));
-  if (params.forward.out_vector_store != 0 && p.out().dtype == p.dtype()) {
+  if (params.forward.output.out_vector_store != 0 && p.out().dtype == p.dtype()) {
     params.out = tensor_map(p.out(), {batch_q, rows_q, p.heads_q, p.head_dim_v}, box(portable::kWarpRows));
   }
   return params;

@@ -16,7 +16,7 @@ __device__ __forceinline__ float row_scale(const portable::OperandParams& scale,
 
 // Of a row of k or v, which counts as Sequence::row_kv does. batch_kv: from batch_of_keys(). Packed tensors have blocks
 // that run over all sequences, or one factor for each of them.
-__device__ __forceinline__ float key_scale(const portable::ForwardParams& p, const portable::Divisor& scale_block,
+__device__ __forceinline__ float key_scale(const portable::SequencesParams& p, const portable::Divisor& scale_block,
                                            const portable::OperandParams& scale, int32_t batch_idx, int32_t batch_kv,
                                            int32_t head_kv, int32_t row) {
   if (scale.data == nullptr) return 1.0f;

@@ -39,7 +39,7 @@ struct ScoresSm90 {
   // Of the current query tile; with a score modification from begin() on.
   __device__ Score score(const Lane& at) const {
     const auto& of = at.current();
-    return Score(p, of.sequence, of.work.batch_idx, C.score.score_mod ? head_idx : of.work.head_idx);
+    return Score(p.scores, p.arrays, of.sequence, of.work.batch_idx, C.score.score_mod ? head_idx : of.work.head_idx);
   }
 
   __device__ __forceinline__ void begin(const Lane& at) {
@@ -137,7 +137,7 @@ struct ScoresSm90 {
   }
   // Zeroes what dropout takes from the probabilities of blocks j and j + 1, 16 keys.
   __device__ __forceinline__ void drop(const Lane& at, float (&probability)[2][4], int32_t tile, int j) const {
-    device::drop(probability, 0, dropout_of(p), dropout_head(p, at.current().work),
+    device::drop(probability, 0, dropout_of(p.scores), dropout_head(p.sequences, at.current().work),
                  (at.current().queries.first + at.row(0)) / 16, (at.current().first_key(tile) + j * 8) / 16, at.lane);
   }
 

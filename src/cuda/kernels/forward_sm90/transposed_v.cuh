@@ -11,7 +11,7 @@
 namespace tessella::device {
 
 // Where a sequence's key 0 is in its row of keys. Tiles of packed sequences never overlap if their offsets ascend.
-__device__ __forceinline__ int32_t transposed_at(const portable::ForwardParams& p, int32_t batch_idx,
+__device__ __forceinline__ int32_t transposed_at(const portable::SequencesParams& p, int32_t batch_idx,
                                                  const Sequence& sequence) {
   constexpr int32_t kKeyTile = portable::kKeyTile;
   return p.cu_seqlens_kv.data == nullptr ? 0 : (sequence.row_kv / kKeyTile + batch_idx) * kKeyTile;

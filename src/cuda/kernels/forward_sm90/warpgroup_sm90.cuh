@@ -90,16 +90,17 @@ struct WarpgroupBaseSm90 {
   template <class Finish>
   __device__ __forceinline__ void finish_rows(float (&by)[1][2], const Finish& finish) const {
     const QueryTile& of = at.current();
-    const bool has_sink = p.sink.data != nullptr;
-    const float sink = has_sink ? static_cast<const float*>(p.sink.data)[of.work.head_idx * p.sink.stride] : 0.0f;
+    const bool has_sink = p.scores.sink.data != nullptr;
+    const float sink =
+        has_sink ? static_cast<const float*>(p.scores.sink.data)[of.work.head_idx * p.scores.sink.stride] : 0.0f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const RowResult result = finish(r, has_sink, sink);
       const int32_t query = of.queries.first + at.row(r);
-      if (p.lse.data != nullptr && at.lane % 4 == 0 && query < of.queries.end) {
-        static_cast<float*>(p.lse.data)[row_offset(p.lse, of.work, of.sequence, query)] = result.lse;
+      if (p.output.lse.data != nullptr && at.lane % 4 == 0 && query < of.queries.end) {
+        static_cast<float*>(p.output.lse.data)[row_offset(p.output.lse, of.work, of.sequence, query)] = result.lse;
       }
-      by[0][r] = C.score.dropout ? result.factor * p.keep_scale : result.factor;
+      by[0][r] = C.score.dropout ? result.factor * p.scores.keep_scale : result.factor;
     }
   }
   // The lane's rows of out.
@@ -112,7 +113,7 @@ struct WarpgroupBaseSm90 {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int32_t query = of.queries.first + at.row(r);
-      rows.at[0][r] = row_offset(p.out, of.work, of.sequence, query);
+      rows.at[0][r] = row_offset(p.output.out, of.work, of.sequence, query);
       rows.is_there[0][r] = query < of.queries.end;
     }
     return rows;

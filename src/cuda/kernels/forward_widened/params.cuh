@@ -2,9 +2,10 @@
 // their only arguments. Strides count elements.
 #pragma once
 
+#include "portable/divisor.hpp"
 #include "portable/element.hpp"
-#include "portable/forward_params.hpp"
 #include "portable/integers.hpp"
+#include "portable/operand_params.hpp"
 
 namespace tessella::portable {
 
@@ -52,7 +53,7 @@ inline constexpr int32_t kWidenTensors = 3;
 struct WidenParams {
   WidenTensor tensors[kWidenTensors];  // head_dim 0: absent
   WidenRows q, kv;
-  TableParams page_table;  // of keys in pages, as in ForwardParams
+  TableParams page_table;  // of keys in pages, as in SequencesParams
   Divisor page_size;
   int32_t num_pages;
   int32_t slots;

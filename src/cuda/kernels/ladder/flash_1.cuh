@@ -19,8 +19,8 @@ struct RowMemory {
 
   // Rows of a head and slice lie together: all O, then all l and m.
   __device__ RowMemory(const LadderParams& params, int64_t head_idx, int32_t slice_idx, int64_t i) {
-    const int64_t rows = portable::matrix_rows(C, params.forward);
-    float* base = params.scratch + (head_idx * params.forward.slices_v + slice_idx) * rows * (C.head_dim_v + 2);
+    const int64_t rows = portable::matrix_rows(C, params);
+    float* base = params.scratch + (head_idx * params.forward.tiling.slices_v + slice_idx) * rows * (C.head_dim_v + 2);
     o = base + i * C.head_dim_v;
     lm = base + rows * C.head_dim_v + i * 2;
   }
@@ -33,11 +33,11 @@ __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constan
   extern __shared__ __align__(128) char shared[];
   const ForwardParams& p = params.forward;
   const auto block = static_cast<int32_t>(blockIdx.x);
-  const int32_t batch_idx = p.heads_q.quotient(block);
-  Head head(p, shared, {batch_idx, block - batch_idx * p.heads_q.value, 0, static_cast<int32_t>(blockIdx.y)});
+  const int32_t batch_idx = p.sequences.heads_q.quotient(block);
+  Head head(p, shared, {batch_idx, block - batch_idx * p.sequences.heads_q.value, 0, static_cast<int32_t>(blockIdx.y)});
   const int32_t tiles_q = (head.sequence.len_q + C.tile_q - 1) / C.tile_q;
   const int32_t tiles_kv = (head.sequence.len_kv + C.tile_kv - 1) / C.tile_kv;
-  const portable::Dropout dropout = dropout_of(p);
+  const portable::Dropout dropout = dropout_of(p.scores);
   const auto memory = [&](int32_t tile, int m, int r) {
     return RowMemory<C>(params, head.head_idx(), head.work.slice_idx, tile * C.tile_q + head.row(m, r));
   };
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constan
       for (int r = 0; r < 2; ++r) fn(m, r);
     }
   };
-  for (int32_t tile = 0; tile < p.tiles_q; ++tile) {
+  for (int32_t tile = 0; tile < p.tiling.tiles_q; ++tile) {
     head.work.tile_idx = tile;
     Head::write_rows_without_query(p, head.work, head.sequence);
   }
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constan
     head.load_v(tile_kv);
     for (int32_t tile_q = 0; tile_q < tiles_q; ++tile_q) {
       const int32_t first = tile_q * C.tile_q, last = min(first + C.tile_q, head.sequence.len_q) - 1;
-      if (!key_tiles<C.tile_kv>(head.range(first), head.range(last), p.keep_first).sees(tile_kv)) continue;
+      if (!key_tiles<C.tile_kv>(head.range(first), head.range(last), p.masks.keep_first).sees(tile_kv)) continue;
       __syncthreads();  // all are done with the last q
       head.load_q(tile_q);
       if constexpr (C.score.mask == MaskLevel::bits)
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) flash_1(const __grid_constan
         const float l_new = old_weight + tile_weight * sum[m][r];
         const float inverse = l_new == 0 ? 0.0f : 1 / l_new;
         // Dropout's factor follows the product: 16-bit P~ may not hold it.
-        const float pv_weight = C.score.dropout ? tile_weight * p.keep_scale : tile_weight;
+        const float pv_weight = C.score.dropout ? tile_weight * p.scores.keep_scale : tile_weight;
 #pragma unroll
         for (int j = 0; j < Head::kBlocksV; ++j) {
           auto* o = reinterpret_cast<float2*>(row.o + head.column(j, 0));

@@ -36,7 +36,7 @@ struct HeadTiles : WarpTiles<C> {
   int thread, lane, warp_row;
 
   __device__ HeadTiles(const ForwardParams& params, const char* shared, const WorkTile& of)
-      : p(params), work(of), sequence(device::sequence(params, of.batch_idx)) {
+      : p(params), work(of), sequence(device::sequence(params.sequences, params.masks, of.batch_idx)) {
     s_q = ptx::shared_address(shared);
     s_k = s_q + TileQ::kBytes;
     s_v = s_k + TileK::kBytes;
@@ -45,7 +45,7 @@ struct HeadTiles : WarpTiles<C> {
     warp_row = thread / 32 * kRowsOfWarp;
   }
 
-  __device__ int64_t head_idx() const { return int64_t{work.batch_idx} * p.heads_q.value + work.head_idx; }
+  __device__ int64_t head_idx() const { return int64_t{work.batch_idx} * p.sequences.heads_q.value + work.head_idx; }
   // Position in its tile of accumulator row r of block m, and of element i of block j.
   __device__ int32_t row(int m, int r) const { return warp_row + m * 16 + r * 8 + lane / 4; }
   __device__ int32_t column(int j, int i) const { return j * 8 + lane % 4 * 2 + i % 2; }
@@ -57,7 +57,7 @@ struct HeadTiles : WarpTiles<C> {
     const char* first = static_cast<const char*>(t.data) + (head * t.head_stride + first_column) * kElementBytes;
     const int64_t row_bytes = t.row_stride * kElementBytes, batch_bytes = t.batch_stride * kElementBytes;
     if constexpr (Paged) {
-      return {p, first, row_bytes, batch_bytes, work.batch_idx, first_row};
+      return {p.sequences, first, row_bytes, batch_bytes, work.batch_idx, first_row};
     } else {
       return {first + batch * batch_bytes + first_row * row_bytes, row_bytes};
     }
@@ -68,12 +68,13 @@ struct HeadTiles : WarpTiles<C> {
     load_tile<Tile, Rows, kThreads, C.vector_loads>(to, from, first, columns, thread, is_there);
   }
   __device__ void load_q(int32_t tile) const {
-    load<TileQ, C.tile_q>(s_q, rows<false>(p.q, work.batch_idx, work.head_idx, sequence.row_q, 0), tile * C.tile_q,
-                          p.head_dim_qk, [&](int i) { return i < sequence.len_q; });
+    load<TileQ, C.tile_q>(s_q, rows<false>(p.inputs.q, work.batch_idx, work.head_idx, sequence.row_q, 0),
+                          tile * C.tile_q, p.inputs.head_dim_qk, [&](int i) { return i < sequence.len_q; });
   }
   __device__ void load_k(int32_t tile) const {
-    load<TileK, C.tile_kv>(s_k, rows<C.paged>(p.k, batch_of_keys(p, work.batch_idx), head_kv(), sequence.row_kv, 0),
-                           tile * C.tile_kv, p.head_dim_qk, [&](int j) { return j < sequence.len_kv; });
+    load<TileK, C.tile_kv>(
+        s_k, rows<C.paged>(p.inputs.k, batch_of_keys(p.sequences, work.batch_idx), head_kv(), sequence.row_kv, 0),
+        tile * C.tile_kv, p.inputs.head_dim_qk, [&](int j) { return j < sequence.len_kv; });
   }
   // Loads a tile of v, with zeros for keys that no query of the sequence sees.
   __device__ void load_v(int32_t tile) const {
@@ -81,14 +82,15 @@ struct HeadTiles : WarpTiles<C> {
     const auto end = static_cast<int32_t>(sequence.band.end(sequence.len_q - 1));
     const int32_t first_column = work.slice_idx * C.head_dim_v;
     load<TileV, C.tile_kv>(
-        s_v, rows<C.paged>(p.v, batch_of_keys(p, work.batch_idx), head_kv(), sequence.row_kv, first_column),
-        tile * C.tile_kv, min(C.head_dim_v, p.head_dim_v - first_column),
-        [&](int j) { return j < end && (j >= begin || j < p.keep_first); });
+        s_v,
+        rows<C.paged>(p.inputs.v, batch_of_keys(p.sequences, work.batch_idx), head_kv(), sequence.row_kv, first_column),
+        tile * C.tile_kv, min(C.head_dim_v, p.inputs.head_dim_v - first_column),
+        [&](int j) { return j < end && (j >= begin || j < p.masks.keep_first); });
   }
-  __device__ int32_t head_kv() const { return p.group.quotient(work.head_idx); }
+  __device__ int32_t head_kv() const { return p.sequences.group.quotient(work.head_idx); }
   // Call it after load_q() and wait(), before scores().
   __device__ void prepare_q() const {
-    device::prepare_q<C.score.elements.q, TileQ, kThreads>(s_q, thread, p.scale < 0);
+    device::prepare_q<C.score.elements.q, TileQ, kThreads>(s_q, thread, p.scores.scale < 0);
     __syncthreads();
   }
   // Waits until all threads can read the tiles.
@@ -100,8 +102,9 @@ struct HeadTiles : WarpTiles<C> {
 
   // begin and end: the query's range().
   __device__ bool is_seen(int32_t i, int32_t j, int32_t begin, int32_t end) const {
-    if (i >= sequence.len_q || j >= end || (j < begin && j >= p.keep_first)) return false;
-    return C.score.mask == MaskLevel::band || is_visible<C.score>(p, sequence, work.batch_idx, work.head_idx, i, j);
+    if (i >= sequence.len_q || j >= end || (j < begin && j >= p.masks.keep_first)) return false;
+    return C.score.mask == MaskLevel::band ||
+           is_visible<C.score>(p.masks, p.arrays, sequence, work.batch_idx, work.head_idx, i, j);
   }
   __device__ KeyRange range(int32_t i) const { return row_keys(sequence, i); }
   // Zeroes values of keys that element masks hide from every query of the tile.
@@ -132,7 +135,7 @@ struct HeadTiles : WarpTiles<C> {
       return;
     }
     multiply_qk<C.score.elements.q, C.head_dim_qk, TileQ, TileK>(s, s_q, s_k, warp_row, lane, [] {});
-    const Score<C.score> score(p, sequence, work.batch_idx, work.head_idx);
+    const Score<C.score> score(p.scores, p.arrays, sequence, work.batch_idx, work.head_idx);
 #pragma unroll
     for (int m = 0; m < kMBlocks; ++m) {
 #pragma unroll
@@ -157,33 +160,36 @@ struct HeadTiles : WarpTiles<C> {
 
   // The sink is a key without a value. Without a sink no key has been seen yet.
   __device__ float first_maximum() const {
-    return p.sink.data == nullptr ? -kInfinity : static_cast<const float*>(p.sink.data)[work.head_idx * p.sink.stride];
+    return p.scores.sink.data == nullptr
+               ? -kInfinity
+               : static_cast<const float*>(p.scores.sink.data)[work.head_idx * p.scores.sink.stride];
   }
   __device__ float first_sum() const { return first_maximum() == -kInfinity ? 0.0f : 1.0f; }
 
   __device__ void store_lse(int32_t i, float lse) const {
-    if (p.lse.data == nullptr || work.slice_idx != 0 || i >= sequence.len_q) return;
-    static_cast<float*>(p.lse.data)[work.batch_idx * p.lse.batch_stride + work.head_idx * p.lse.head_stride +
-                                    (sequence.row_q + i) * p.lse.row_stride] = lse;
+    if (p.output.lse.data == nullptr || work.slice_idx != 0 || i >= sequence.len_q) return;
+    static_cast<float*>(
+        p.output.lse.data)[work.batch_idx * p.output.lse.batch_stride + work.head_idx * p.output.lse.head_stride +
+                           (sequence.row_q + i) * p.output.lse.row_stride] = lse;
   }
   // Stores columns c and c + 1 of the slice.
   __device__ void store_out(int32_t i, int32_t c, float first, float second) const {
     if (i >= sequence.len_q) return;
-    const int64_t at = work.batch_idx * p.out.batch_stride + work.head_idx * p.out.head_stride +
-                       (sequence.row_q + i) * p.out.row_stride;
+    const int64_t at = work.batch_idx * p.output.out.batch_stride + work.head_idx * p.output.out.head_stride +
+                       (sequence.row_q + i) * p.output.out.row_stride;
     const float values[2] = {first, second};
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       const int32_t of_out = work.slice_idx * C.head_dim_v + c + n;
-      if (of_out >= p.head_dim_v) continue;
+      if (of_out >= p.inputs.head_dim_v) continue;
       if constexpr (C.score.elements.q != Element::f32) {
-        if (p.out_element != Element::f32) {
-          static_cast<uint16_t*>(p.out.data)[at + of_out] =
+        if (p.output.out_element != Element::f32) {
+          static_cast<uint16_t*>(p.output.out.data)[at + of_out] =
               static_cast<uint16_t>(Multiply<C.score.elements.q>::pack(values[n], 0));
           continue;
         }
       }
-      static_cast<float*>(p.out.data)[at + of_out] = values[n];
+      static_cast<float*>(p.output.out.data)[at + of_out] = values[n];
     }
   }
 };

@@ -25,12 +25,15 @@ constexpr int32_t shared_bytes(const LadderConfig& c) { return tile_bytes(c); }
 
 struct LadderParams {
   ForwardParams forward;
+  int32_t kv_tiles;  // of the longest sequence
   float* scratch;
 };
 
 // Rows and columns as standard attention's matrix of a head has them: whole tiles.
-constexpr int64_t matrix_rows(const LadderConfig& c, const ForwardParams& p) { return int64_t{p.tiles_q} * c.tile_q; }
-constexpr int64_t matrix_columns(const LadderConfig& c, const ForwardParams& p) {
+constexpr int64_t matrix_rows(const LadderConfig& c, const LadderParams& p) {
+  return int64_t{p.forward.tiling.tiles_q} * c.tile_q;
+}
+constexpr int64_t matrix_columns(const LadderConfig& c, const LadderParams& p) {
   return int64_t{p.kv_tiles} * c.tile_kv;
 }
 

@@ -25,7 +25,7 @@ constexpr int32_t kBlocksPerSm = 2;
 // One of an algorithm's kernels. grid: of so many tiles of queries, those of all heads.
 struct Kernel {
   const char* name;
-  Grid (*grid)(const portable::ForwardParams& params, unsigned tiles);
+  Grid (*grid)(const portable::LadderParams& params, unsigned tiles);
 };
 
 Step step_of(const char* file, const Kernel& kernel, const LadderConfig& config, const std::string& user) {
@@ -39,10 +39,10 @@ Step step_of(const char* file, const Kernel& kernel, const LadderConfig& config,
             const AttentionArguments& arguments = core::attention(call);
             const TileMap map = tile_map(arguments, config);
             if (!has_rows(arguments, map)) return std::nullopt;
-            const portable::LadderParams params{forward_params(arguments, config, map, nullptr, at_once),
-                                                static_cast<float*>(workspace.scratch)};
+            const portable::LadderParams params{forward_params(arguments, config, map, {}, at_once),
+                                                narrow(map.kv_tiles), static_cast<float*>(workspace.scratch)};
             const auto tiles = static_cast<unsigned>(forward_blocks(arguments, map));
-            return Launch{grid(params.forward, tiles), Parameters(params)};
+            return Launch{grid(params, tiles), Parameters(params)};
           }};
 }
 
@@ -69,15 +69,15 @@ Recipe ladder_recipe(const core::AttentionShape& bounds, const DeviceInfo& devic
 Recipe standard_recipe(const core::Shape& shape, const DeviceInfo& device) {
   const core::AttentionShape& bounds = core::attention(shape);
   static constexpr Kernel kKernels[] = {{"standard_scores",
-                                         [](const portable::ForwardParams& p, unsigned tiles) {
+                                         [](const portable::LadderParams& p, unsigned tiles) {
                                            return Grid{tiles, static_cast<unsigned>(p.kv_tiles), 1};
                                          }},
                                         {"standard_softmax",
-                                         [](const portable::ForwardParams&, unsigned tiles) {
+                                         [](const portable::LadderParams&, unsigned tiles) {
                                            return Grid{tiles, 1, 1};
                                          }},
-                                        {"standard_output", [](const portable::ForwardParams& p, unsigned tiles) {
-                                           return Grid{tiles, static_cast<unsigned>(p.slices_v), 1};
+                                        {"standard_output", [](const portable::LadderParams& p, unsigned tiles) {
+                                           return Grid{tiles, static_cast<unsigned>(p.forward.tiling.slices_v), 1};
                                          }}};
   return ladder_recipe(bounds, device, "standard.cuh", kKernels, standard_bytes);
 }
@@ -90,10 +90,10 @@ core::Cost standard_cost(const core::Arguments& call, const DeviceInfo& device) 
 // A block for each head and slice of v.
 Recipe flash_1_recipe(const core::Shape& shape, const DeviceInfo& device) {
   const core::AttentionShape& bounds = core::attention(shape);
-  static constexpr Kernel kKernels[] = {
-      {"flash_1", [](const portable::ForwardParams& p, unsigned tiles) {
-         return Grid{tiles / static_cast<unsigned>(p.tiles_q), static_cast<unsigned>(p.slices_v), 1};
-       }}};
+  static constexpr Kernel kKernels[] = {{"flash_1", [](const portable::LadderParams& p, unsigned tiles) {
+                                           return Grid{tiles / static_cast<unsigned>(p.forward.tiling.tiles_q),
+                                                       static_cast<unsigned>(p.forward.tiling.slices_v), 1};
+                                         }}};
   return ladder_recipe(bounds, device, "flash_1.cuh", kKernels, flash_1_bytes);
 }
 

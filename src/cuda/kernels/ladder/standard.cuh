@@ -12,15 +12,15 @@ namespace tessella::device {
 // The first element of row i of a head's matrix.
 template <LadderConfig C>
 __device__ __forceinline__ float* matrix_row(const LadderParams& params, int64_t head_idx, int64_t i) {
-  return params.scratch +
-         (head_idx * portable::matrix_rows(C, params.forward) + i) * portable::matrix_columns(C, params.forward);
+  return params.scratch + (head_idx * portable::matrix_rows(C, params) + i) * portable::matrix_columns(C, params);
 }
 
 // One block for each tile of S: grid.x as in forward_sm80, grid.y counts key tiles.
 template <LadderConfig C>
 __global__ void __launch_bounds__(C.num_warps * 32) standard_scores(const __grid_constant__ LadderParams params) {
   extern __shared__ __align__(128) char shared[];
-  const HeadTiles<C> head(params.forward, shared, work_tile(params.forward, blockIdx.x, 0));
+  const HeadTiles<C> head(params.forward, shared,
+                          work_tile(params.forward.tiling, params.forward.sequences.heads_q, blockIdx.x, 0));
   const int32_t tile_q = head.work.tile_idx, tile_kv = static_cast<int32_t>(blockIdx.y);
   if (tile_q * C.tile_q >= head.sequence.len_q) return;
   head.load_q(tile_q);
@@ -46,10 +46,10 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_scores(const __grid
 template <LadderConfig C>
 __global__ void __launch_bounds__(C.num_warps * 32) standard_softmax(const __grid_constant__ LadderParams params) {
   const ForwardParams& p = params.forward;
-  const HeadTiles<C> head(p, nullptr, work_tile(p, blockIdx.x, 0));
-  const auto columns = static_cast<int32_t>(portable::matrix_columns(C, p));
+  const HeadTiles<C> head(p, nullptr, work_tile(p.tiling, p.sequences.heads_q, blockIdx.x, 0));
+  const auto columns = static_cast<int32_t>(portable::matrix_columns(C, params));
   const int32_t first = head.work.tile_idx * C.tile_q;
-  const portable::Dropout dropout = dropout_of(p);
+  const portable::Dropout dropout = dropout_of(p.scores);
   for (int32_t i = first + head.thread / 32; i < min(first + C.tile_q, head.sequence.len_q); i += C.num_warps) {
     float* row = matrix_row<C>(params, head.head_idx(), i);
     // Finds maximum and sum in one pass: first each lane's own, then those of the row.
@@ -88,12 +88,12 @@ template <LadderConfig C>
 __global__ void __launch_bounds__(C.num_warps * 32) standard_output(const __grid_constant__ LadderParams params) {
   extern __shared__ __align__(128) char shared[];
   const ForwardParams& p = params.forward;
-  const HeadTiles<C> head(p, shared, work_tile(p, blockIdx.x, blockIdx.y));
+  const HeadTiles<C> head(p, shared, work_tile(p.tiling, p.sequences.heads_q, blockIdx.x, blockIdx.y));
   HeadTiles<C>::write_rows_without_query(p, head.work, head.sequence);
   const int32_t tile_q = head.work.tile_idx;
   if (tile_q * C.tile_q >= head.sequence.len_q) return;
   typename HeadTiles<C>::Output o = {};
-  for (int32_t tile_kv = 0; tile_kv < p.kv_tiles; ++tile_kv) {
+  for (int32_t tile_kv = 0; tile_kv < params.kv_tiles; ++tile_kv) {
     __syncthreads();  // all are done with the last v
     head.load_v(tile_kv);
     head.wait();
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_output(const __grid
     }
     multiply_pv<C.score.elements.p, typename HeadTiles<C>::TileV>(o, probs, head.s_v, head.lane, [](int) {});
   }
-  const float by = C.score.dropout ? p.keep_scale : 1.0f;
+  const float by = C.score.dropout ? p.scores.keep_scale : 1.0f;
 #pragma unroll
   for (int m = 0; m < HeadTiles<C>::kMBlocks; ++m) {
 #pragma unroll

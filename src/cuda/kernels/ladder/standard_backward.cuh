@@ -31,7 +31,7 @@ struct StandardBackward : BackwardSm80<C> {
     const auto idx = static_cast<int32_t>(blockIdx.x);
     const int32_t all_heads = idx / p.kv_tiles, tile = idx - all_heads * p.kv_tiles;
     batch_idx = all_heads / heads;
-    sequence = device::sequence(p.forward, batch_idx);
+    sequence = device::sequence(p.sequences, p.masks, batch_idx);
     set_keys(tile);
     return all_heads - batch_idx * heads;
   }
@@ -50,14 +50,13 @@ struct StandardBackward : BackwardSm80<C> {
 
   // Row `key` of a head's matrix, from a tile's first query on.
   __device__ __forceinline__ char* matrix_row(void* matrix, int32_t head_idx, int64_t key, int32_t tile) const {
-    const int64_t head = int64_t{batch_idx} * p.forward.heads_q.value + head_idx;
-    const int64_t rows = int64_t{p.kv_tiles} * C.tile_kv, columns = int64_t{p.forward.tiles_q} * C.tile_q;
+    const int64_t head = int64_t{batch_idx} * p.sequences.heads_q.value + head_idx;
+    const int64_t rows = int64_t{p.kv_tiles} * C.tile_kv, columns = int64_t{p.tiles_q} * C.tile_q;
     return static_cast<char*>(matrix) + ((head * rows + key) * columns + tile * C.tile_q) * kElementBytes;
   }
   __device__ __forceinline__ void load_matrix(uint32_t to, void* matrix, int32_t head_idx, int32_t tile) const {
     constexpr int kUnroll = 4;
-    const HeadRows<false> rows{matrix_row(matrix, head_idx, 0, tile),
-                               int64_t{p.forward.tiles_q} * C.tile_q * kElementBytes};
+    const HeadRows<false> rows{matrix_row(matrix, head_idx, 0, tile), int64_t{p.tiles_q} * C.tile_q * kElementBytes};
     load_tile<TileP, C.tile_kv, kThreads, true, kUnroll>(to, rows, first_key, C.tile_q, threadIdx.x,
                                                          [](int32_t) { return true; });
   }
@@ -97,7 +96,7 @@ struct StandardBackward : BackwardSm80<C> {
     const auto head = Block::head(head_idx);
     const bool meets = head.keys(tile).sees(key_tile) && head.kind(tile, key_tile) != TileClass::hidden;
     const uint32_t* seen =
-        seen_keys(p.forward, tile_classes(p.forward, batch_idx, head_idx, tile) + (meets ? key_tile : 0));
+        seen_keys(p.tile_map, tile_classes(p.tile_map, batch_idx, head_idx, tile) + (meets ? key_tile : 0));
     for (int key = warp; key < C.tile_kv; key += C.num_warps) {
       const bool is_seen = meets && (seen[key / 32] >> key % 32 & 1) != 0;
       if (!is_seen) Block::template clear_row<TileK>(Block::s_k(), key);
@@ -112,8 +111,8 @@ __global__ void __launch_bounds__(C.num_warps * 32)
     standard_d_scores(const __grid_constant__ LadderBackwardParams params) {
   const BackwardParams& p = params.backward;
   StandardBackward<C> block(params);
-  const int32_t head_idx = block.find_keys(p.forward.heads_q.value);
-  block.head_kv = p.forward.group.quotient(head_idx);
+  const int32_t head_idx = block.find_keys(p.sequences.heads_q.value);
+  block.head_kv = p.sequences.group.quotient(head_idx);
   if (block.first_key >= block.sequence.len_kv) return;
   block.load_keys();
   block.wait();
@@ -144,7 +143,7 @@ __global__ void __launch_bounds__(C.num_warps * 32)
   typename Block::FragmentDV::Accumulators dv;
   clear(dk);
   clear(dv);
-  const int32_t group = p.forward.group.value, first_head = block.head_kv * group;
+  const int32_t group = p.sequences.group.value, first_head = block.head_kv * group;
   for (int32_t head_idx = first_head; head_idx < first_head + group; ++head_idx) {
     for (int32_t tile = 0; tile < block.tiles_q(); ++tile) {
       block.load_queries(head_idx, tile, 0);
@@ -175,11 +174,11 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_dq(const __grid_con
   using Fragment = typename Block::FragmentDQ;
   const BackwardParams& p = params.backward;
   const RowTile at(p);
-  if (at.batch_idx == p.forward.batch) return;
+  if (at.batch_idx == p.sequences.batch) return;
   Block block(params);
   block.batch_idx = at.batch_idx;
-  block.head_kv = p.forward.group.quotient(at.head_idx);
-  block.sequence = sequence(p.forward, at.batch_idx);
+  block.head_kv = p.sequences.group.quotient(at.head_idx);
+  block.sequence = sequence(p.sequences, p.masks, at.batch_idx);
   const int32_t first = at.tile * C.tile_q;
   if (first >= block.sequence.len_q) return;
   typename Fragment::Accumulators dq;
@@ -198,10 +197,10 @@ __global__ void __launch_bounds__(C.num_warps * 32) standard_dq(const __grid_con
   }
   if (!Fragment::has(block.warp)) return;
   const int64_t head = at.batch_idx * p.dq.tensor.batch_stride + at.head_idx * p.dq.tensor.head_stride;
-  store_gradients<C.score.elements.q>(
-      p.dq, dq, p.forward.scale, first + Fragment::row(block.warp), block.sequence.len_q, Fragment::column(block.warp),
-      p.forward.head_dim_qk, block.lane,
-      [&](int32_t row) { return head + (block.sequence.row_q + row) * p.dq.tensor.row_stride; });
+  store_gradients<C.score.elements.q>(p.dq, dq, p.scores.scale, first + Fragment::row(block.warp), block.sequence.len_q,
+                                      Fragment::column(block.warp), p.inputs.head_dim_qk, block.lane, [&](int32_t row) {
+                                        return head + (block.sequence.row_q + row) * p.dq.tensor.row_stride;
+                                      });
 }
 
 }  // namespace tessella::device
