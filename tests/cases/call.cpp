@@ -476,7 +476,7 @@ void Call::make_options() {
   options_.batch_invariant = c_.batch_invariant ? 1 : 0;
   options_.query_class = c_.few ? 1 : 0;
   options_.num_splits = static_cast<int32_t>(c_.num_splits);
-  if (c_.in_any_order) options_.deterministic = 2;
+  if (c_.need_not_be_deterministic) options_.deterministic = 2;
   options_.causal_top_left = c_.causal_top_left ? 1 : 0;
   options_.window_left = c_.window_left;
   options_.window_right = c_.window_right;

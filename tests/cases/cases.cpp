@@ -73,7 +73,7 @@ void fields(AnyCase& c, Visit visit) {
   visit("batch_invariant", c.batch_invariant);
   visit("few", c.few);
   visit("num_splits", c.num_splits);
-  visit("in_any_order", c.in_any_order);
+  visit("need_not_be_deterministic", c.need_not_be_deterministic);
   visit("max_seqlen", c.max_seqlen);
   visit("memory_seed", c.memory_seed);
   visit("guard", c.guard);

@@ -90,12 +90,12 @@ struct Case {
   int64_t threads = 1;
   bool plan = false;  // through a plan and a poisoned workspace
   bool batch_invariant = false;
-  bool few = false;           // query_class
-  int64_t num_splits = 0;     // of the keys; 0 = automatic
-  bool in_any_order = false;  // backward: deterministic is not needed
-  int64_t max_seqlen = 0;     // that a plan is made for, of queries and keys; 0 = the case's own
-  bool memory_seed = false;   // dropout's seed and offset as tensors
-  bool guard = false;         // tensors end where an unreadable page begins
+  bool few = false;                        // query_class
+  int64_t num_splits = 0;                  // of the keys; 0 = automatic
+  bool need_not_be_deterministic = false;  // backward: deterministic is not needed
+  int64_t max_seqlen = 0;                  // that a plan is made for, of queries and keys; 0 = the case's own
+  bool memory_seed = false;                // dropout's seed and offset as tensors
+  bool guard = false;                      // tensors end where an unreadable page begins
   // Backward: the gradients that are wanted, of q, k, v, b (bias), s (sink) and a (ALiBi slopes); "" = forward. Out and
   // LSE are the reference's.
   std::string gradients;

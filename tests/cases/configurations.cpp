@@ -96,7 +96,7 @@ void apply(const Configuration& config, Random& random, Case& c) {
     c.max_seqlen = 8192;
   }
   c.batch_invariant = config.batch_invariant;
-  c.in_any_order = config.in_any_order;
+  c.need_not_be_deterministic = config.need_not_be_deterministic;
   align(config, random, c);
   mask(config, random, c);
   page(config, random, c);
@@ -135,7 +135,7 @@ Configuration configuration(int idx, std::string_view dtypes, Takes takes) {
   config.batch_invariant = random.chance(0.2);
   if (takes == Takes::backward) {
     config.paged = config.batch_invariant = false;
-    config.in_any_order = random.chance(0.2);
+    config.need_not_be_deterministic = random.chance(0.2);
   }
   return config;
 }

@@ -23,7 +23,7 @@ struct Configuration {
   bool lse = false;        // beside a softcap, whose series it decides
   bool long_rows = false;  // tiles for them, by a plan for as many
   bool batch_invariant = false;
-  bool in_any_order = false;
+  bool need_not_be_deterministic = false;
 };
 
 inline constexpr int kUsualConfigurations = 48;

@@ -177,7 +177,8 @@ TEST_P(Backward, SmallProbabilitiesBesideDropout) {
   each_dtype([&](const char* dtype) {
     Case c = base(
         "shift=16 heads_q=9 heads_kv=3 seqlen_q=3 seqlen_kv=127 head_dim_qk=16 head_dim_v=16 packed_q=1 packed_kv=1 "
-        "seqlens_kv=1 bias=bhqk scale=0.5713674237213583 dropout=0.99 spread=8 plan=1 in_any_order=1 guard=1 "
+        "seqlens_kv=1 bias=bhqk scale=0.5713674237213583 dropout=0.99 spread=8 plan=1 need_not_be_deterministic=1 "
+        "guard=1 "
         "gradients=qkvb seed=5150000037451");
     c.dtype = dtype;
     expect_right(c);

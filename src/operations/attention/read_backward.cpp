@@ -26,7 +26,7 @@ class GradientReader {
 
   void run() {
     a_.operation = Operation::backward;
-    a_.in_any_order = options_.deterministic == 2;
+    a_.need_not_be_deterministic = options_.deterministic == 2;
     if (forward_.lse == nullptr) invalid(message(function_, ": forward.lse is NULL, expected what the call wrote"));
     for (const auto& [name, feature] : {std::pair{"page_table", Feature::paged_kv},
                                         {"cache_batch_idx", Feature::cache_batch_idx},

@@ -89,7 +89,7 @@ struct AttentionShape {
   int32_t num_sms = 0;                                       // GPU: multiprocessors to use; 0 = all
   int32_t num_splits = 0;                                    // of keys, over blocks; 0 = automatic
   bool batch_invariant = false;                              // a row must depend on nothing beside it
-  bool in_any_order = false;                                 // backward: sums need not be the same bits in every run
+  bool need_not_be_deterministic = false;                    // backward: sums need not be the same bits in every run
   QueryClass query_class = QueryClass::automatic;
   bool operator==(const AttentionShape&) const = default;
 
@@ -144,7 +144,7 @@ struct AttentionShape {
     f(FieldName{"num_sms"}, &AttentionShape::num_sms, Fit::equal);
     f(FieldName{"num_splits"}, &AttentionShape::num_splits, Fit::equal);
     f(FieldName{"batch_invariant"}, &AttentionShape::batch_invariant, Fit::equal);
-    f(FieldName{"in_any_order"}, &AttentionShape::in_any_order, Fit::equal);
+    f(FieldName{"need_not_be_deterministic"}, &AttentionShape::need_not_be_deterministic, Fit::equal);
     f(FieldName{"query_class"}, &AttentionShape::query_class, Fit::equal);
   }
 };

@@ -79,7 +79,7 @@ BackwardSm80Config backward_sm80_config(const core::AttentionShape& p, const Dev
       .head_dim_qk = padded(p.head_dim_qk),
       .head_dim_v = padded(p.head_dim_v),
       .vector_loads = alignment >= 16 && p.head_dim_qk * size % 16 == 0 && p.head_dim_v * size % 16 == 0,
-      .in_order = !p.in_any_order,
+      .in_order = !p.need_not_be_deterministic,
   };
   for (const Tiles& tiles : kTiles) {
     c.tile_q = tiles.tile_q;
