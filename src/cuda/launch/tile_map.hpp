@@ -24,9 +24,9 @@ struct TileMap {
 };
 
 // The tile map of one call, by the strides of its masks.
-TileMap tile_map(const core::AttentionArguments& arguments, const ForwardTiles& tiles);
+TileMap tile_map(const core::AttentionArguments& arguments, const ScoreTiles& tiles);
 
 // The largest that a call within these bounds needs; reads no strides.
-TileMap largest_tile_map(const core::AttentionShape& bounds, const ForwardTiles& tiles);
+TileMap largest_tile_map(const core::AttentionShape& bounds, const ScoreTiles& tiles);
 
 }  // namespace tessella::cuda

@@ -15,12 +15,7 @@ using core::Feature;
 using portable::ClassifyConfig;
 
 // The tiles by which a mask's map is made, whatever kernel reads it.
-ForwardTiles map_tiles(const ForwardTiles& of_kernel) {
-  ForwardTiles tiles = of_kernel;
-  tiles.tile_q = portable::kMapQueries;
-  tiles.tile_kv = portable::kMapKeys;
-  return tiles;
-}
+constexpr ScoreTiles kMapTiles(portable::MaskLevel::bits, portable::kMapQueries, portable::kMapKeys);
 
 int64_t bytes_of_map(const TileMap& map, const core::AttentionShape& p) {
   constexpr int64_t kWordBytes = 2 * sizeof(uint32_t);
@@ -38,7 +33,7 @@ portable::ClassifyParams classify_params(const AttentionArguments& p, const Tile
 }
 
 // A block for each tile of the call's tile map.
-Step pass(const char* kernel, const ClassifyConfig& config, const ForwardTiles& tiles, const std::string& user_source,
+Step pass(const char* kernel, const ClassifyConfig& config, const ScoreTiles& tiles, const std::string& user_source,
           TileMapParamsOf tile_map_of) {
   return {.program = {.header = "cuda/kernels/classify/classify.cuh",
                       .expression = expression(kernel, config),
@@ -64,10 +59,9 @@ void add_mask_passes(Recipe& recipe, const core::AttentionShape& bounds, const F
   const bool has_map = bounds.features.has(Feature::schedule);
   ClassifyConfig config = portable::classify_config(tiles.score, tiles.tile_q, tiles.tile_kv);
   if (has_map) {
-    const ForwardTiles of_map = map_tiles(tiles);
-    const ClassifyConfig making = portable::classify_config(tiles.score, of_map.tile_q, of_map.tile_kv);
-    recipe.schedule_bytes = bytes_of_map(largest_tile_map(bounds, of_map), bounds);
-    recipe.schedule.push_back(pass("map_mask", making, of_map, user_source,
+    const ClassifyConfig making = portable::classify_config(tiles.score, kMapTiles.tile_q, kMapTiles.tile_kv);
+    recipe.schedule_bytes = bytes_of_map(largest_tile_map(bounds, kMapTiles), bounds);
+    recipe.schedule.push_back(pass("map_mask", making, kMapTiles, user_source,
                                    [](const AttentionArguments&, const TileMap& map, const core::Workspace&) {
                                      return tile_map_params(map, nullptr, nullptr);
                                    }));
@@ -78,20 +72,16 @@ void add_mask_passes(Recipe& recipe, const core::AttentionShape& bounds, const F
       pass("classify_tiles", config, tiles, has_map ? std::string() : user_source, std::move(tile_map_of)));
 }
 
-std::string no_mask_map(const core::AttentionShape& p, const ForwardTiles& tiles) {
+std::string no_mask_map(const core::AttentionShape& p) {
   if (!p.features.has(Feature::schedule)) return "";
-  if (p.features.has_any(core::kMappedMasks)) return too_large(p, map_tiles(tiles));
+  if (p.features.has_any(core::kMappedMasks)) return too_large(p, kMapTiles);
   return "a schedule beside many queries is the map of a mask, and the call has none of document, dense, block_map and "
          "mask_mod";
 }
 
 int64_t mask_map_bytes(const core::Arguments& call) {
   const AttentionArguments& arguments = core::attention(call);
-  struct {
-    portable::ScoreConfig score{.mask = portable::MaskLevel::bits};
-    int32_t head_dim_v = 0, tile_q = portable::kMapQueries, tile_kv = portable::kMapKeys;
-  } tiles;
-  return bytes_of_map(tile_map(arguments, ForwardTiles(tiles)), arguments);
+  return bytes_of_map(tile_map(arguments, kMapTiles), arguments);
 }
 
 }  // namespace tessella::cuda

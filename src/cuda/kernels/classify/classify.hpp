@@ -22,7 +22,7 @@ void add_mask_passes(Recipe& recipe, const core::AttentionShape& bounds, const F
                      const std::string& user_source, TileMapParamsOf tile_map_of);
 
 // Why a call with a schedule that is no map of a mask, or with too large a one, is not eligible, or "".
-std::string no_mask_map(const core::AttentionShape& shape, const ForwardTiles& tiles);
+std::string no_mask_map(const core::AttentionShape& shape);
 
 // Bytes of the map of the call's mask, which is its schedule.
 int64_t mask_map_bytes(const core::Arguments& call);
