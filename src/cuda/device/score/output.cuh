@@ -144,13 +144,14 @@ struct Output {
       max = mine == i ? rows[i / 2].max[i % 2] : max;
       sum = mine == i ? row : sum;
     }
-    const bool has_sink = p.scores.sink.data != nullptr;
-    const float sink =
-        has_sink ? static_cast<const float*>(p.scores.sink.data)[work.head_idx * p.scores.sink.stride] : 0.0f;
+    const portable::TableParams& sinks = p.scores.sink;
+    const bool has_sink = sinks.data != nullptr;
+    const float sink = has_sink ? static_cast<const float*>(sinks.data)[work.head_idx * sinks.stride] : 0.0f;
     const RowResult result = finish(max, sum, scale, has_sink, sink);
     const int32_t row = query(mine / 2, mine % 2);
-    if (p.output.lse.data != nullptr && row < sequence.len_q && work.slice_idx == 0 && lane % 4 < kRows) {
-      static_cast<float*>(p.output.lse.data)[row_offset(p.output.lse, work, sequence, row)] = result.lse;
+    const portable::OperandParams& lse = p.output.lse;
+    if (lse.data != nullptr && row < sequence.len_q && work.slice_idx == 0 && lane % 4 < kRows) {
+      static_cast<float*>(lse.data)[row_offset(lse, work, sequence, row)] = result.lse;
     }
     const float factor = C.dropout ? result.factor * p.scores.keep_scale : result.factor;
 #pragma unroll

@@ -65,19 +65,18 @@ class CacheRows {
   __device__ __forceinline__ CacheTile find(int32_t first_key, int lane) const {
     constexpr int32_t kKeys = portable::kDecodeTile;
     const int32_t first = row_kv_ + first_key;
-    const int32_t row_in_page = p_.sequences.page_table.data == nullptr
-                                    ? 0
-                                    : first - p_.sequences.page_size.quotient(first) * p_.sequences.page_size.value;
+    const bool is_paged = p_.sequences.page_table.data != nullptr;
+    const portable::Divisor& page_size = p_.sequences.page_size;
+    const int32_t row_in_page = is_paged ? first - page_size.quotient(first) * page_size.value : 0;
     CacheTile tile;
     const auto hold = [=](const KeyRange& keys) { return first_key >= keys.begin && first_key + kKeys <= keys.end; };
-    tile.is_run = (hold(of_first_) || hold(of_last_)) &&
-                  (p_.sequences.page_table.data == nullptr || row_in_page + kKeys <= p_.sequences.page_size.value);
+    tile.is_run = (hold(of_first_) || hold(of_last_)) && (!is_paged || row_in_page + kKeys <= page_size.value);
     const int32_t key = tile.is_run ? first_key : first_key + lane % kKeys;
     tile.page = slot_;
     tile.row = -1;
     if (!tile.is_run && !is_seen(key)) return tile;
     tile.row = row_kv_ + key;
-    if (p_.sequences.page_table.data != nullptr) {
+    if (is_paged) {
       const PagedRow paged = paged_row(p_.sequences, batch_idx_, tile.row);
       tile.page = paged.page;
       tile.row = paged.row;

@@ -132,12 +132,13 @@ struct DecodeStates : BlockDecode<C> {
   __device__ __forceinline__ void write(const DecodeWork& work, int quad, const State& state) const {
     const int row = quad / kQuads, column = quad % kQuads * 4;
     if (row >= work.num_rows || column >= p.inputs.head_dim_v) return;
-    const bool has_sink = p.scores.sink.data != nullptr;
-    const float sink =
-        has_sink ? static_cast<const float*>(p.scores.sink.data)[head_of(work, row) * p.scores.sink.stride] : 0.0f;
+    const portable::OutputParams& to = p.output;
+    const portable::TableParams& sinks = p.scores.sink;
+    const bool has_sink = sinks.data != nullptr;
+    const float sink = has_sink ? static_cast<const float*>(sinks.data)[head_of(work, row) * sinks.stride] : 0.0f;
     const RowResult result = finish(state.max, state.sum, scale(), has_sink, sink);
-    if (column == 0 && p.output.lse.data != nullptr)
-      static_cast<float*>(p.output.lse.data)[element_of(p.output.lse, work, row)] = result.lse;
+    if (column == 0 && to.lse.data != nullptr)
+      static_cast<float*>(to.lse.data)[element_of(to.lse, work, row)] = result.lse;
     float values[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) values[i] = state.o[i] * result.factor;
@@ -146,16 +147,16 @@ struct DecodeStates : BlockDecode<C> {
 #pragma unroll
       for (int i = 0; i < 4; ++i) values[i] *= factor;
     }
-    const int64_t at = element_of(p.output.out, work, row) + column;
+    const int64_t at = element_of(to.out, work, row) + column;
     const auto store = [&]<Element Out>() {
-      if (p.output.out_vector_store) return store_piece<Out>(p.output.out.data, at, values);
+      if (to.out_vector_store) return store_piece<Out>(to.out.data, at, values);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float value[1] = {values[i]};
-        if (column + i < p.inputs.head_dim_v) store_piece<Out>(p.output.out.data, at + i, value);
+        if (column + i < p.inputs.head_dim_v) store_piece<Out>(to.out.data, at + i, value);
       }
     };
-    if (E == Element::f32 || p.output.out_element == Element::f32) {
+    if (E == Element::f32 || to.out_element == Element::f32) {
       store.template operator()<Element::f32>();
     } else {
       store.template operator()<E>();

@@ -150,25 +150,20 @@ struct BlockSm90 {
   // none, so that looking for them takes nothing from the others' instruction cache.
   __device__ __forceinline__ void write_zero_rows() const {
     if (p.may_have_zero_rows == 0) return;
+    const portable::ForwardParams& f = p.forward;
     QueryTile& of = query_tile_at(kLayout.query_tile_slots);  // one that is not handed on
 #pragma unroll 1
     for (uint32_t idx = blockIdx.x; exists(idx); idx += gridDim.x) {
-      of.find_rows(p.forward, work_tile(p.forward.tiling, p.forward.sequences.heads_q, static_cast<int32_t>(idx), 0));
-      const ZeroRows<32> rows = {p.forward.output,
-                                 of.work,
-                                 of.sequence,
-                                 0,
-                                 p.forward.inputs.head_dim_v,
-                                 p.forward.output.out_element == portable::Element::f32};
-      rows.write_without_query(C.tile_q, p.forward.tiling.tiles_q);
+      of.find_rows(f, work_tile(f.tiling, f.sequences.heads_q, static_cast<int32_t>(idx), 0));
+      const ZeroRows<32> rows = {
+          f.output, of.work, of.sequence, 0, f.inputs.head_dim_v, f.output.out_element == portable::Element::f32};
+      rows.write_without_query(C.tile_q, f.tiling.tiles_q);
       if (of.queries.first >= of.queries.end) continue;
-      const KeyTiles tiles =
-          key_tiles<C.tile_kv>(row_keys(of.sequence, of.queries.first), row_keys(of.sequence, of.queries.end - 1),
-                               p.forward.masks.keep_first);
+      const KeyTiles tiles = key_tiles<C.tile_kv>(row_keys(of.sequence, of.queries.first),
+                                                  row_keys(of.sequence, of.queries.end - 1), f.masks.keep_first);
       const uint8_t* map =
-          kHasMap ? tile_classes(p.forward.tile_map, of.work.batch_idx, of.work.head_idx, of.work.tile_idx) : nullptr;
-      if (VisitedTiles<kHasMap>().next(tiles, map, 0) >= tiles.end)
-        rows.write_without_keys(of.queries, p.forward.scores.sink);
+          kHasMap ? tile_classes(f.tile_map, of.work.batch_idx, of.work.head_idx, of.work.tile_idx) : nullptr;
+      if (VisitedTiles<kHasMap>().next(tiles, map, 0) >= tiles.end) rows.write_without_keys(of.queries, f.scores.sink);
     }
   }
 

@@ -90,15 +90,16 @@ struct WarpgroupBaseSm90 {
   template <class Finish>
   __device__ __forceinline__ void finish_rows(float (&by)[1][2], const Finish& finish) const {
     const QueryTile& of = at.current();
-    const bool has_sink = p.scores.sink.data != nullptr;
-    const float sink =
-        has_sink ? static_cast<const float*>(p.scores.sink.data)[of.work.head_idx * p.scores.sink.stride] : 0.0f;
+    const portable::OperandParams& lse = p.output.lse;
+    const portable::TableParams& sinks = p.scores.sink;
+    const bool has_sink = sinks.data != nullptr;
+    const float sink = has_sink ? static_cast<const float*>(sinks.data)[of.work.head_idx * sinks.stride] : 0.0f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const RowResult result = finish(r, has_sink, sink);
       const int32_t query = of.queries.first + at.row(r);
-      if (p.output.lse.data != nullptr && at.lane % 4 == 0 && query < of.queries.end) {
-        static_cast<float*>(p.output.lse.data)[row_offset(p.output.lse, of.work, of.sequence, query)] = result.lse;
+      if (lse.data != nullptr && at.lane % 4 == 0 && query < of.queries.end) {
+        static_cast<float*>(lse.data)[row_offset(lse, of.work, of.sequence, query)] = result.lse;
       }
       by[0][r] = C.score.dropout ? result.factor * p.scores.keep_scale : result.factor;
     }

@@ -160,23 +160,21 @@ struct HeadTiles : WarpTiles<C> {
 
   // The sink is a key without a value. Without a sink no key has been seen yet.
   __device__ float first_maximum() const {
-    return p.scores.sink.data == nullptr
-               ? -kInfinity
-               : static_cast<const float*>(p.scores.sink.data)[work.head_idx * p.scores.sink.stride];
+    const portable::TableParams& sink = p.scores.sink;
+    return sink.data == nullptr ? -kInfinity : static_cast<const float*>(sink.data)[work.head_idx * sink.stride];
   }
   __device__ float first_sum() const { return first_maximum() == -kInfinity ? 0.0f : 1.0f; }
 
   __device__ void store_lse(int32_t i, float lse) const {
-    if (p.output.lse.data == nullptr || work.slice_idx != 0 || i >= sequence.len_q) return;
-    static_cast<float*>(
-        p.output.lse.data)[work.batch_idx * p.output.lse.batch_stride + work.head_idx * p.output.lse.head_stride +
-                           (sequence.row_q + i) * p.output.lse.row_stride] = lse;
+    const portable::OperandParams& to = p.output.lse;
+    if (to.data == nullptr || work.slice_idx != 0 || i >= sequence.len_q) return;
+    static_cast<float*>(to.data)[row_offset(to, work, sequence, i)] = lse;
   }
   // Stores columns c and c + 1 of the slice.
   __device__ void store_out(int32_t i, int32_t c, float first, float second) const {
     if (i >= sequence.len_q) return;
-    const int64_t at = work.batch_idx * p.output.out.batch_stride + work.head_idx * p.output.out.head_stride +
-                       (sequence.row_q + i) * p.output.out.row_stride;
+    const portable::OperandParams& out = p.output.out;
+    const int64_t at = row_offset(out, work, sequence, i);
     const float values[2] = {first, second};
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -184,12 +182,12 @@ struct HeadTiles : WarpTiles<C> {
       if (of_out >= p.inputs.head_dim_v) continue;
       if constexpr (C.score.elements.q != Element::f32) {
         if (p.output.out_element != Element::f32) {
-          static_cast<uint16_t*>(p.output.out.data)[at + of_out] =
+          static_cast<uint16_t*>(out.data)[at + of_out] =
               static_cast<uint16_t>(Multiply<C.score.elements.q>::pack(values[n], 0));
           continue;
         }
       }
-      static_cast<float*>(p.output.out.data)[at + of_out] = values[n];
+      static_cast<float*>(out.data)[at + of_out] = values[n];
     }
   }
 };
