@@ -6,8 +6,8 @@
 namespace tessella::portable {
 
 struct InputsParams {
-  OperandParams q, k, v;
   int32_t head_dim_qk, head_dim_v;
+  OperandParams q, k, v;
 };
 
 }  // namespace tessella::portable

@@ -17,14 +17,14 @@ struct SoftcapParams {
 struct ScoresParams {
   ScoreOperandParams bias;
   TableParams alibi_slopes, sink;  // f32
-  float scale;                     // on q . k
   SoftcapParams softcap;
+  float scale;  // on q . k
   // Dropout (portable/dropout.hpp).
+  float keep_scale;
+  uint32_t dropout_threshold;
   const int64_t* seed_data;  // null: `seed` counts
   const int64_t* offset_data;
   uint64_t seed, offset;
-  float keep_scale;
-  uint32_t dropout_threshold;
 };
 
 }  // namespace tessella::portable

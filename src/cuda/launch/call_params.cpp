@@ -41,33 +41,33 @@ bool rows_are_aligned(const core::Operand& out, int64_t head_dim) {
 }
 
 portable::InputsParams inputs_params(const AttentionArguments& p) {
-  return {.q = operand(p.q()),
+  return {.head_dim_qk = narrow(p.head_dim_qk),
+          .head_dim_v = narrow(p.head_dim_v),
+          .q = operand(p.q()),
           .k = operand(p.k()),
-          .v = operand(p.v()),
-          .head_dim_qk = narrow(p.head_dim_qk),
-          .head_dim_v = narrow(p.head_dim_v)};
+          .v = operand(p.v())};
 }
 
 portable::SequencesParams sequences_params(const AttentionArguments& p) {
-  portable::SequencesParams params{.seqlens_q = of_sequences(p.seqlens_q),
-                                   .seqlens_kv = of_sequences(p.seqlens_kv),
-                                   .leftpad_kv = of_sequences(p.leftpad_kv),
-                                   .cu_seqlens_q = table(p.cu_seqlens_q),
-                                   .cu_seqlens_kv = table(p.cu_seqlens_kv),
-                                   .prefix = of_sequences(p.prefix),
-                                   .has_tables = 0,
-                                   .batch = narrow(p.batch),
+  portable::SequencesParams params{.batch = narrow(p.batch),
                                    .heads_q = divisor(narrow(p.heads_q)),
                                    .group = divisor(narrow(p.group())),
                                    .seqlen_q = narrow(p.seqlen_q),
                                    .seqlen_kv = narrow(p.seqlen_kv),
                                    .total_q = narrow(p.total_q),
                                    .total_kv = narrow(p.total_kv),
+                                   .has_tables = 0,
+                                   .seqlens_q = of_sequences(p.seqlens_q),
+                                   .seqlens_kv = of_sequences(p.seqlens_kv),
+                                   .leftpad_kv = of_sequences(p.leftpad_kv),
+                                   .cu_seqlens_q = table(p.cu_seqlens_q),
+                                   .cu_seqlens_kv = table(p.cu_seqlens_kv),
+                                   .prefix = of_sequences(p.prefix),
+                                   .cache_batch_idx = of_sequences(p.cache_batch_idx),
+                                   .slots = narrow(p.slots),
                                    .page_table = table(p.page_table),
                                    .page_size = divisor(narrow(p.page_size)),
-                                   .num_pages = narrow(p.num_pages),
-                                   .slots = narrow(p.slots),
-                                   .cache_batch_idx = of_sequences(p.cache_batch_idx)};
+                                   .num_pages = narrow(p.num_pages)};
   for (const portable::TableParams* given : {&params.seqlens_q, &params.seqlens_kv, &params.leftpad_kv, &params.prefix,
                                              &params.cache_batch_idx, &params.cu_seqlens_q, &params.cu_seqlens_kv}) {
     if (given->data != nullptr) params.has_tables = 1;
@@ -80,14 +80,14 @@ portable::ScoresParams scores_params(const AttentionArguments& p) {
   return {.bias = score_operand(p.bias),
           .alibi_slopes = table(p.alibi_slopes),
           .sink = table(p.sink),
-          .scale = static_cast<float>(p.scale),
           .softcap = p.softcap != 0 ? softcap_params(p) : portable::SoftcapParams{},
+          .scale = static_cast<float>(p.scale),
+          .keep_scale = static_cast<float>(dropout.keep_scale()),
+          .dropout_threshold = dropout.threshold,
           .seed_data = p.seed_data,
           .offset_data = p.offset_data,
           .seed = p.seed,
-          .offset = p.offset,
-          .keep_scale = static_cast<float>(dropout.keep_scale()),
-          .dropout_threshold = dropout.threshold};
+          .offset = p.offset};
 }
 
 portable::MasksParams masks_params(const AttentionArguments& p, int64_t longest) {
