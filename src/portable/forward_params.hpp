@@ -1,4 +1,5 @@
-// Parameters of a forward kernel on a GPU. The host fills them from AttentionArguments (cuda/launch/call_params.hpp).
+// Parameters of a forward kernel on a GPU. The host fills them from AttentionArguments
+// (cuda/launch/forward_arguments.hpp).
 #pragma once
 
 #include "portable/arrays_params.hpp"

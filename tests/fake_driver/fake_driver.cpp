@@ -156,7 +156,7 @@ CUresult load_library(CUlibrary* library, const void*, int*, void**, unsigned, i
   ++g_state.num_loaded;
   return result_setting("FAKE_CUDA_LOAD");
 }
-// A kernel, and its function, is the size of its parameters.
+// The handle of a kernel or function is the size of its parameters.
 CUresult get_kernel(CUkernel* kernel, CUlibrary, const char* symbol) {
   *kernel = reinterpret_cast<CUkernel>(params_bytes(symbol));
   return CUDA_SUCCESS;

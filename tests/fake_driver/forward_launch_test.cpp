@@ -56,7 +56,7 @@ unsigned tiles(int64_t rows, int32_t tile) { return static_cast<unsigned>((rows 
 
 class ForwardLaunch : public testing::Test {
  protected:
-  // fn in a child where kernels take parameters of this size, but those that read masks.
+  // fn in a child where kernels take parameters of this size; passes over masks take ClassifyParams.
   template <typename Fn>
   void in_child(size_t params_bytes, Fn&& fn) {
     tests::in_child(

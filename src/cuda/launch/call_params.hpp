@@ -32,7 +32,7 @@ portable::MasksParams masks_params(const core::AttentionArguments& arguments,
                                    int64_t longest = std::numeric_limits<int64_t>::max());
 portable::ArraysParams arrays_params(const core::AttentionArguments& arguments);
 portable::OutputParams output_params(const core::AttentionArguments& arguments);
-// classes: of map.bytes(), seen_keys: of map.seen_bytes() or null; in the GPU's memory.
+// classes: of map.bytes(), seen_keys: of map.seen_bytes(); in the GPU's memory. Either may be null.
 portable::TileMapParams tile_map_params(const TileMap& map, void* classes, void* seen_keys);
 
 }  // namespace tessella::cuda

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "core/message.hpp"
-#include "cuda/launch/call_params.hpp"
 
 namespace tessella::cuda {
 namespace {

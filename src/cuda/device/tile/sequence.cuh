@@ -69,8 +69,8 @@ __device__ __forceinline__ int32_t batch_of_keys(const portable::SequencesParams
   return p.cu_seqlens_kv.data != nullptr ? 0 : batch_idx;
 }
 
-// Where its rows lie and how many it has; of its band the prefix alone. batch_idx == batch stands for the rows of
-// packed tensors after the last sequence: no queries, only rows to zero.
+// Where a sequence's rows lie and how many it has; of its band the prefix alone, so that row_keys() says nothing of it.
+// batch_idx == batch stands for the rows of packed tensors after the last sequence: no queries, only rows to zero.
 template <class Int = int64_t>
 __device__ __forceinline__ BandedSequence<Int> rows_of_sequence(const portable::SequencesParams& p, int32_t batch_idx) {
   BandedSequence<Int> s;

@@ -29,7 +29,7 @@ struct ClassifyParams {
   SequencesParams sequences;
   MasksParams masks;
   ArraysParams arrays;
-  TileMapParams tile_map;  // that classify_tiles writes; of map_mask's tiles, without classes
+  TileMapParams tile_map;  // classify_tiles writes it; map_mask reads its strides and counts alone
   int32_t tiles_q;         // of the tile map
   uint32_t* mask_map;      // by batches and heads as the tile map; null: none
 };
