@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/device/ptx/shared.cuh"
+#include "cuda/device/tile/keys.cuh"
 #include "portable/backward_params.hpp"
 
 namespace tessella::device {
