@@ -36,7 +36,7 @@ std::string lacks_hopper(const DeviceInfo& device) {
   return core::message("runs on Hopper (sm_90), and GPU ", device.id, " (", device.name, ") is sm_", device.arch);
 }
 
-std::string too_large(const core::AttentionShape& p, const ScoreTiles& tiles) {
+std::string too_large(const core::AttentionShape& p, const MapTiles& tiles) {
   const TileMap map = largest_tile_map(p, tiles);
   for (const auto& [what, count] : {std::pair{"batch * heads_q * seqlen_q", forward_blocks(p, map)},
                                     std::pair{"batch * heads_q * seqlen_q * seqlen_kv", map.bytes()}}) {

@@ -29,7 +29,7 @@ std::string lacks(const core::AttentionShape& shape, int32_t shared_bytes, const
 std::string lacks_hopper(const DeviceInfo& device);
 
 // Why a call makes more tiles than a grid has blocks, or "".
-std::string too_large(const core::AttentionShape& shape, const ScoreTiles& tiles);
+std::string too_large(const core::AttentionShape& shape, const MapTiles& tiles);
 
 inline constexpr int64_t kMaxBlocks = 0x7FFFFFFF;  // of a grid along x
 // Blocks of forward_sm80's grid along x; may be more than a grid holds.

@@ -19,18 +19,6 @@ struct ForwardTiles {
   int32_t head_dim_v, tile_q, tile_kv;
 };
 
-// What a map of a call's tiles depends on.
-struct ScoreTiles {
-  template <class Config>
-  constexpr ScoreTiles(const Config& c)  // NOLINT(google-explicit-constructor): as above
-      : mask(c.score.mask), tile_q(c.tile_q), tile_kv(c.tile_kv) {}
-  constexpr ScoreTiles(portable::MaskLevel of, int32_t queries, int32_t keys)
-      : mask(of), tile_q(queries), tile_kv(keys) {}
-
-  portable::MaskLevel mask;
-  int32_t tile_q, tile_kv;
-};
-
 // The smallest of the head dims that are compiled, in ascending order, that holds this one; else the largest.
 inline int32_t compiled_head_dim(int64_t head_dim, std::initializer_list<int32_t> compiled) {
   const auto* smallest = std::ranges::find_if(compiled, [&](int32_t dim) { return head_dim <= dim; });

@@ -4,11 +4,23 @@
 
 #include <cstdint>
 
-#include "cuda/launch/forward_tiles.hpp"
 #include "operations/attention/arguments.hpp"
+#include "portable/score_config.hpp"
 #include "portable/tile_map_params.hpp"
 
 namespace tessella::cuda {
+
+// What the map of a call depends on beside the call.
+struct MapTiles {
+  template <class Config>
+  constexpr MapTiles(const Config& c)  // NOLINT(google-explicit-constructor): every kernel's config is one
+      : mask(c.score.mask), tile_q(c.tile_q), tile_kv(c.tile_kv) {}
+  constexpr MapTiles(portable::MaskLevel of, int32_t queries, int32_t keys)
+      : mask(of), tile_q(queries), tile_kv(keys) {}
+
+  portable::MaskLevel mask;
+  int32_t tile_q, tile_kv;
+};
 
 struct TileMap {
   int64_t tiles_q = 0;
@@ -24,9 +36,9 @@ struct TileMap {
 };
 
 // The tile map of one call, by the strides of its masks.
-TileMap tile_map(const core::AttentionArguments& arguments, const ScoreTiles& tiles);
+TileMap tile_map(const core::AttentionArguments& arguments, const MapTiles& tiles);
 
 // The largest that a call within these bounds needs; reads no strides.
-TileMap largest_tile_map(const core::AttentionShape& bounds, const ScoreTiles& tiles);
+TileMap largest_tile_map(const core::AttentionShape& bounds, const MapTiles& tiles);
 
 }  // namespace tessella::cuda

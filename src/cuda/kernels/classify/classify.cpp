@@ -15,7 +15,7 @@ using core::Feature;
 using portable::ClassifyConfig;
 
 // The tiles by which a mask's map is made, whatever kernel reads it.
-constexpr ScoreTiles kMapTiles(portable::MaskLevel::bits, portable::kMapQueries, portable::kMapKeys);
+constexpr MapTiles kMapTiles(portable::MaskLevel::bits, portable::kMapQueries, portable::kMapKeys);
 
 int64_t bytes_of_map(const TileMap& map, const core::AttentionShape& p) {
   constexpr int64_t kWordBytes = 2 * sizeof(uint32_t);
@@ -33,7 +33,7 @@ portable::ClassifyParams classify_params(const AttentionArguments& p, const Tile
 }
 
 // A block for each tile of the call's tile map.
-Step pass(const char* kernel, const ClassifyConfig& config, const ScoreTiles& tiles, const std::string& user_source,
+Step pass(const char* kernel, const ClassifyConfig& config, const MapTiles& tiles, const std::string& user_source,
           TileMapParamsOf tile_map_of) {
   return {.program = {.header = "cuda/kernels/classify/classify.cuh",
                       .expression = expression(kernel, config),
