@@ -26,6 +26,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "reference/element.hpp"
 #include "reference/scaled_rows.hpp"
@@ -72,11 +73,12 @@ double moved(double log_prob, double log_rest, double error) {
 
 double square(double value) { return value * value; }
 
-// A power of two that scales a row of tiny values to normal ones; else 1.
+// A power of two that scales a row of tiny values to normal ones, subnormal ones as far as a double has one; else 1.
 double out_of_tiny(int64_t count, const double* row) {
   double largest = 0;
   for (int64_t c = 0; c < count; ++c) largest = std::max(largest, std::abs(row[c]));
-  return largest > 0 && largest < 0x1p-300 ? std::ldexp(1.0, -std::ilogb(largest)) : 1;
+  constexpr int kMost = std::numeric_limits<double>::max_exponent - 1;
+  return largest > 0 && largest < 0x1p-300 ? std::ldexp(1.0, std::min(-std::ilogb(largest), kMost)) : 1;
 }
 
 bool is_subnormal(double value) { return std::abs(value) < 0x1p-126; }
