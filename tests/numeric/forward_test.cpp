@@ -337,13 +337,13 @@ TEST_P(Forward, GrowingScores) {
   run(c);
 }
 
-// Dropout leaves only keys whose P a kernel takes for 0, and an out below the normal range of double. Its bound was once
-// scaled by more than a double holds.
+// Dropout leaves only keys whose P a kernel takes for 0, and an out below the normal range of double. Its bound was
+// once scaled by more than a double holds.
 TEST_P(Forward, OutBelowDouble) {
   if (!GetParam().computes("f64")) GTEST_SKIP() << "computes in fp32";
-  run(parse(
-      "dtype=f64 layout=qkv seqlen_q=127 seqlen_kv=127 head_dim_qk=80 head_dim_v=64 window_right=0 "
-      "bias_mean=-0.844299640345838 scale=0.563860608967093 sink=1 dropout=0.99 spread=40 seed=1276000014762"));
+  run(
+      parse("dtype=f64 layout=qkv seqlen_q=127 seqlen_kv=127 head_dim_qk=80 head_dim_v=64 window_right=0 "
+            "bias_mean=-0.844299640345838 scale=0.563860608967093 sink=1 dropout=0.99 spread=40 seed=1276000014762"));
 }
 
 TEST_P(Forward, LongerThanAnyTile) {
