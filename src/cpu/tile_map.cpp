@@ -14,34 +14,27 @@ namespace {
 using core::AttentionArguments;
 using core::AttentionShape;
 using core::Feature;
+using portable::ElementMasks;
 
 // Lengths and bands of their own.
 constexpr core::Features kByBatch = Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv | Feature::packed_q |
-                                    Feature::packed_kv | Feature::prefix | Feature::document;
-constexpr core::Features kByHead = Feature::dense_mask | Feature::block_map;
-
-bool differs_by_batch(const AttentionArguments& p) {
-  return p.features.has_any(kByBatch) || p.dense_mask.batch_stride != 0 || p.block_map.batch_stride != 0 ||
-         p.draft_mask.batch_stride != 0;
-}
-bool differs_by_head(const AttentionArguments& p) {
-  return p.dense_mask.head_stride != 0 || p.block_map.head_stride != 0;
-}
-bool differs_by_query(const AttentionArguments& p) {
-  return p.features.has_any(Feature::document | Feature::draft_mask) || p.dense_mask.q_stride != 0 ||
-         p.block_map.q_stride != 0;
-}
+                                    Feature::packed_kv | Feature::prefix;
 
 }  // namespace
 
-core::Features masks_by_columns(const AttentionArguments& p) {
-  const auto is_transposed = [](const core::ScoreOperand& mask) {
+ReadMasks masks_to_read(const ElementMasks& of_call) {
+  ReadMasks masks{.by_rows = of_call, .by_columns = {}};
+  const auto is_transposed = [](const portable::MaskTensor& mask) {
     return mask.q_stride > 0 && mask.q_stride < mask.kv_stride;
   };
-  core::Features found;
-  if (is_transposed(p.dense_mask)) found |= Feature::dense_mask;
-  if (is_transposed(p.block_map) && p.block_kv <= kKeysOfSmallEntry) found |= Feature::block_map;
-  return found;
+  const auto move_to_columns = [&](auto member) {
+    masks.by_columns.*member = masks.by_rows.*member;
+    masks.by_rows.*member = {};
+  };
+  if (is_transposed(masks.by_rows.dense_mask)) move_to_columns(&ElementMasks::dense_mask);
+  const portable::BlockMap& map = masks.by_rows.block_map;
+  if (is_transposed(map) && map.block_kv.value <= kKeysOfSmallEntry) move_to_columns(&ElementMasks::block_map);
+  return masks;
 }
 
 void MapRow::store(int64_t word, uint64_t any, uint64_t all, uint64_t seen_keys, uint64_t valid) {
@@ -103,12 +96,19 @@ int64_t TileMap::take(std::byte* memory) {
 
 int64_t TileMap::bytes(const AttentionShape& bounds, const MapTiling& tiling) {
   if (!bounds.features.has_any(core::kElementMasks)) return 0;
-  return TileMap(bounds, tiling, true, bounds.features.has_any(kByHead), true).take(nullptr);
+  const bool by_head = portable::may_differ_by_head(core::element_mask_set(bounds.features));
+  return TileMap(bounds, tiling, true, by_head, true).take(nullptr);
 }
 
 TileMap::TileMap(const AttentionArguments& p, const MapTiling& tiling, std::byte* memory) {
   if (!p.features.has_any(core::kElementMasks)) return;
-  *this = TileMap(p, tiling, differs_by_batch(p), differs_by_head(p), differs_by_query(p));
+  bool by_batch = p.features.has_any(kByBatch), by_head = false, by_query = false;
+  portable::for_each_given(core::element_masks(p), [&](const auto& mask, int32_t) {
+    by_batch = by_batch || mask.by_batch();
+    by_head = by_head || mask.by_head();
+    by_query = by_query || mask.by_query();
+  });
+  *this = TileMap(p, tiling, by_batch, by_head, by_query);
   take(memory);
   if (is_packed_) place_sequences(p);
 }
@@ -155,7 +155,8 @@ void TileMap::classify(const AttentionArguments& p, int num_threads, ClassifyTil
   set_to_zero(p, num_threads);
   const int64_t head_rows = is_packed_ ? places_[batches_].query_tile : batches_ * sequence_tiles_;
   const int64_t rows = heads_ * head_rows;
-  const int64_t most = masks_by_columns(p).empty() ? 1 : std::clamp<int64_t>(rows / (4 * num_threads), 1, kMostMapRows);
+  const bool by_columns = portable::has_any(masks_to_read(core::element_masks(p)).by_columns);
+  const int64_t most = by_columns ? std::clamp<int64_t>(rows / (4 * num_threads), 1, kMostMapRows) : 1;
   parallel_for(ceil_div(rows, most), num_threads, p.cancel, [&](int64_t task, int) {
     core::Sequence sequences[kMostMapRows];
     MapRow map_rows[kMostMapRows];
@@ -219,7 +220,7 @@ bool TileMap::sees_some_key(const AttentionArguments& p, const core::Sequence& s
     while (key < keys_end) {
       if (of[key / tiling_.keys] == TileClass::hidden) {
         key = (key / tiling_.keys + 1) * tiling_.keys;
-      } else if (core::element_visible(p, s, head_idx, query, key++)) {
+      } else if (core::element_visible(s, head_idx, query, key++)) {
         return true;
       }
     }

@@ -15,6 +15,7 @@
 #include "cpu/query_tile.hpp"
 #include "operations/attention/arguments.hpp"
 #include "operations/attention/sequence.hpp"
+#include "portable/element_masks.hpp"
 
 namespace tessella::cpu {
 
@@ -42,9 +43,12 @@ struct MapRow {
 using ClassifyTiles = void (*)(MapRow* map_rows, int num_map_rows);
 inline constexpr int kMostMapRows = 8;
 
-// The masks among dense and block_map in whose memory queries lie closer than keys, as in a transposed one: a row of
-// such a mask has a cache line for each byte. They are read by columns.
-core::Features masks_by_columns(const core::AttentionArguments& arguments);
+// How element masks are read. By columns: dense masks and block maps in whose memory queries lie closer
+// than keys, as in a transposed one: a row of such a mask has a cache line for each byte.
+struct ReadMasks {
+  portable::ElementMasks by_rows, by_columns;
+};
+ReadMasks masks_to_read(const portable::ElementMasks& of_call);
 // Entries of a block map with at most so many keys are read key by key. For entries of 4 keys that took longer.
 inline constexpr int64_t kKeysOfSmallEntry = 3;
 

@@ -9,4 +9,5 @@ using std::int64_t;
 using std::uint16_t;
 using std::uint32_t;
 using std::uint64_t;
+using std::uint8_t;
 #endif

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "portable/element.hpp"
+#include "portable/element_masks.hpp"
 #include "portable/integers.hpp"
 
 namespace tessella::portable {
@@ -21,10 +22,7 @@ struct ScoreConfig {
   Elements elements;
   MaskLevel mask = MaskLevel::band;
   // The masks of MaskLevel::bits.
-  bool documents = false;
-  bool dense_mask = false;
-  bool block_map = false;
-  bool draft_mask = false;
+  ElementMaskSet element_masks;
   bool mask_mod = false;  // the caller's source
   bool softcap = false;
   bool alibi = false;
@@ -37,17 +35,10 @@ struct ScoreConfig {
   bool operator==(const ScoreConfig&) const = default;
 };
 
-// Its element masks and nothing else.
+// Its masks of elements and nothing else.
 constexpr ScoreConfig masks_of(const ScoreConfig& c) {
-  return {.documents = c.documents,
-          .dense_mask = c.dense_mask,
-          .block_map = c.block_map,
-          .draft_mask = c.draft_mask,
-          .mask_mod = c.mask_mod};
+  return {.element_masks = c.element_masks, .mask_mod = c.mask_mod};
 }
-constexpr int32_t num_masks(const ScoreConfig& c) {
-  return (c.documents ? 1 : 0) + (c.dense_mask ? 1 : 0) + (c.block_map ? 1 : 0) + (c.draft_mask ? 1 : 0) +
-         (c.mask_mod ? 1 : 0);
-}
+constexpr int32_t num_masks(const ScoreConfig& c) { return count(c.element_masks) + (c.mask_mod ? 1 : 0); }
 
 }  // namespace tessella::portable

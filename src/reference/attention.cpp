@@ -57,7 +57,7 @@ RowSoftmax<Real> row(const AttentionArguments& p, const Sequence& s, int64_t hea
   for (int64_t j = 0; j < s.len_kv; ++j) {
     core::end_if_cancelled(p.cancel);
     scores[j] = kHidden<Real>;
-    if (!core::visible(p, s, head, i, j)) continue;
+    if (!core::visible(s, head, i, j)) continue;
     load_k(p, s, j, kv_head, kv);
     scores[j] = score(p, s, head, i, j, dot(q, kv, p.head_dim_qk));
     top = std::max(top, scores[j]);

@@ -69,7 +69,7 @@ void compute_row(const AttentionArguments& p, const Sequence& s, int64_t head, i
   std::vector<Real> k(q.size()), v(d_out.size());
 
   for (int64_t j = 0; j < s.len_kv; ++j) {
-    if (!core::visible(p, s, head, i, j)) continue;
+    if (!core::visible(s, head, i, j)) continue;
     const auto n = static_cast<size_t>(j);
     row.sees_key = true;
     load_row(p.row_of(p.k(), s.batch_idx, s.row_kv + j, kv_head), p.k().dtype, p.head_dim_qk, k.data());

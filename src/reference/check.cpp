@@ -69,7 +69,7 @@ class Nans {
     load_q(p_, s, i, head, row.data());
     if (has_infinity()) return true;
     for (int64_t j = 0; j < s.len_kv; ++j) {
-      if (!core::visible(p_, s, head, i, j)) continue;
+      if (!core::visible(s, head, i, j)) continue;
       load_k(p_, s, j, head / p_.group(), row.data());
       if (has_infinity()) return true;
     }

@@ -76,7 +76,7 @@ BUILT_ON = {
 # and from what is below that. The API layer may include all of it. Backends and the reference may include what describes
 # a call, and not what reads the user's structs.
 OPERATIONS = "src/operations"
-DESCRIBES = re.compile(r"src/operations/\w+/(shape|arguments|sequence|amax|new_rows|quantized_rows|quantize_rows|page_runs)\.hpp")
+DESCRIBES = re.compile(r"src/operations/\w+/(shape|arguments|sequence|element_masks|amax|new_rows|quantized_rows|quantize_rows|page_runs)\.hpp")
 DESCRIBED_TO = ("src/reference", "src/cpu", "src/cuda")
 # The device compiler gets these files, the source of the user's modifications, and nothing else. Of a room's device code
 # the host includes params.cuh alone.

@@ -22,6 +22,9 @@
 struct uint2 {
   uint32_t x, y;
 };
+struct int4 {
+  int x, y, z, w;
+};
 struct uint4 {
   uint32_t x, y, z, w;
 };

@@ -63,7 +63,7 @@ Expected brute_force(const core::AttentionArguments& p, const core::Sequence& s,
     for (int64_t i = first_q; i < end_q; ++i) {
       if (!s.band.visible(i, j)) continue;
       expected.sees = is_in_a_band = true;
-      if (core::element_visible(p, s, head, i, j)) {
+      if (core::element_visible(s, head, i, j)) {
         expected.is_seen = true;
         expected.seen[(j - first_kv) / 32] |= 1u << ((j - first_kv) % 32);
       } else {

@@ -320,6 +320,11 @@ TEST(TileMap, IsSharedWhereMasksAre) {
   for (const Sharing& sharing : kSharing) {
     AttentionArguments p = problem();
     sharing.change(p);
+    static constexpr std::byte kShown{1};
+    static constexpr int32_t kId = 0;
+    if (p.features.has(Feature::dense_mask)) p.dense_mask.data = &kShown;
+    if (p.features.has(Feature::block_map)) p.block_map.data = &kShown;
+    if (p.features.has(Feature::document)) p.document_q.data = p.document_kv.data = &kId;
     const TileMap map = cuda::tile_map(p, config(p));
     EXPECT_EQ(map.batches, sharing.batches) << sharing.name;
     EXPECT_EQ(map.heads, sharing.heads) << sharing.name;

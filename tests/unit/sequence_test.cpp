@@ -57,12 +57,12 @@ TEST(Sequence, DraftsAreTheLastKeysInUse) {
   const Sequence s = core::sequence(p, 1);
   for (int64_t i = 0; i < 3; ++i) {
     for (int64_t j = 0; j < 4; ++j) {
-      EXPECT_EQ(core::visible(p, s, 0, i, j), j == 0 || (i == 2 && j == 2)) << i << ' ' << j;
+      EXPECT_EQ(core::visible(s, 0, i, j), j == 0 || (i == 2 && j == 2)) << i << ' ' << j;
     }
   }
   mask[3 * 5 + 1] = mask[3 * 5 + 4] = 1;  // of five queries on four keys: the keys of the last four
   const Sequence longer = core::sequence(p, 0);
-  for (int64_t j = 0; j < 4; ++j) EXPECT_EQ(core::visible(p, longer, 0, 3, j), j == 0 || j == 3) << j;
+  for (int64_t j = 0; j < 4; ++j) EXPECT_EQ(core::visible(longer, 0, 3, j), j == 0 || j == 3) << j;
 }
 
 TEST(Sequence, RowsOfSlots) {
@@ -106,31 +106,36 @@ TEST(Sequence, Packed) {
 }
 
 TEST(Sequence, ElementMasksUseRowsAndSlots) {
-  AttentionArguments p = dense();
+  AttentionArguments plain = dense();
   const int32_t leftpad[] = {1, 0};
-  p.leftpad_kv = {leftpad, 1};
+  plain.leftpad_kv = {leftpad, 1};
+  const auto sequence = [](const AttentionArguments& p) { return core::sequence(p, 0); };
+
+  AttentionArguments p = plain;
   std::byte mask[7] = {};
   mask[3] = std::byte{1};  // slot 3 is key 2 of a sequence with one slot of padding
   p.features = Feature::dense_mask;
   p.dense_mask = {mask, core::DType::boolean, 0, 0, 0, 1};
-  const Sequence s = core::sequence(p, 0);
-  for (int64_t j = 0; j < s.len_kv; ++j) EXPECT_EQ(core::visible(p, s, 0, 0, j), j == 2);
+  for (int64_t j = 0; j < sequence(p).len_kv; ++j) EXPECT_EQ(core::visible(sequence(p), 0, 0, j), j == 2);
 
+  p = plain;
   p.features = Feature::block_map;
   std::byte map[2] = {std::byte{0}, std::byte{1}};
   p.block_q = 8;
   p.block_kv = 4;
   p.block_map = {map, core::DType::boolean, 0, 0, 0, 1};
-  for (int64_t j = 0; j < s.len_kv; ++j) EXPECT_EQ(core::visible(p, s, 0, 4, j), j + 1 >= 4);
+  for (int64_t j = 0; j < sequence(p).len_kv; ++j) EXPECT_EQ(core::visible(sequence(p), 0, 4, j), j + 1 >= 4);
 
+  p = plain;
   p.features = Feature::document;
   const int32_t ids_q[] = {0, 0, 1, 1, 1, 9, 9, 9, 9, 9}, ids_kv[] = {5, 0, 1, 1, 0, 0, 0, 9, 9, 9, 9, 9, 9, 9};
   p.document_q = {ids_q, 5, 1};
   p.document_kv = {ids_kv, 7, 1};
-  for (int64_t j = 0; j < s.len_kv; ++j) EXPECT_EQ(core::visible(p, s, 0, 2, j), j == 1 || j == 2);
+  for (int64_t j = 0; j < sequence(p).len_kv; ++j) {
+    EXPECT_EQ(core::visible(sequence(p), 0, 2, j), j == 1 || j == 2);
+  }
 }
 
-// Against each key of a range by itself, in bands of any parts.
 TEST(Sequence, BandSeesSomeKeyOfARange) {
   Random random(3);
   int num_seen = 0, num_hidden = 0;

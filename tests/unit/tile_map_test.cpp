@@ -120,7 +120,7 @@ TileClass expected_class(const core::AttentionArguments& p, const core::Sequence
   bool any = false, all = true;
   for (int64_t row = row_begin; row < row_end; ++row) {
     for (int64_t key = begin; key < end; ++key) {
-      const bool is_shown = core::element_visible(p, s, kv_head * p.group() + row % p.group(), row / p.group(), key);
+      const bool is_shown = core::element_visible(s, kv_head * p.group() + row % p.group(), row / p.group(), key);
       any = any || is_shown;
       all = all && is_shown;
     }

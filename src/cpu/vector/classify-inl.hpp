@@ -9,7 +9,6 @@
 #include "cpu/tile_map.hpp"
 #include "cpu/vector/element_masks-inl.hpp"
 #include "hwy/highway.h"
-#include "operations/attention/arguments.hpp"
 #include "operations/attention/sequence.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -55,10 +54,10 @@ inline void add_row(const MapRow& of, int row, int64_t key_begin, int64_t num_ke
 // Adds all rows, row by row.
 inline void add_rows(const MapRow& of, int64_t key_begin, int64_t num_keys, bool is_banded, StripWords& strip) {
   const QueryTile& query_tile = of.query_tile;
-  const core::AttentionArguments& p = *query_tile.arguments;
+  const core::Sequence& s = *query_tile.sequence;
   uint64_t words[kStripWords];
   // Head by head where heads differ, so that neighbours often read the same; else one head's rows.
-  const int group = static_cast<int>(p.group());
+  const int group = static_cast<int>(query_tile.arguments->group());
   const int heads = of.by_head && group < query_tile.num_rows ? group : 1;
   RowMasks last = {};
   bool is_first = true;
@@ -67,7 +66,7 @@ inline void add_rows(const MapRow& of, int64_t key_begin, int64_t num_keys, bool
       if (!of.by_head && row > 0 && query_tile.query[row] == query_tile.query[row - 1]) continue;
       const RowMasks masks = masks_of_row(query_tile, row);
       const bool is_new = is_first || masks != last;
-      if (is_new) words_of_row(p, p.features, *query_tile.sequence, masks, key_begin, num_keys, words);
+      if (is_new) words_of_row(s.masks, s, masks, key_begin, num_keys, words);
       last = masks;
       is_first = false;
       add_row(of, row, key_begin, num_keys, is_banded, words, is_new, strip);
@@ -79,9 +78,8 @@ inline void add_rows(const MapRow& of, int64_t key_begin, int64_t num_keys, bool
 inline void add_columns(const MapRow& of, const DistinctRows& distinct, int64_t key_begin, int num_keys, bool is_banded,
                         StripWords& strip) {
   const QueryTile& query_tile = of.query_tile;
-  const core::AttentionArguments& p = *query_tile.arguments;
-  const core::Features by_columns = masks_by_columns(p);
-  if (is_banded || p.features.has_any(core::kElementMasks.without(by_columns))) {
+  const ReadMasks masks = masks_to_read(query_tile.sequence->masks);
+  if (is_banded || portable::has_any(masks.by_rows)) {
     uint64_t words[kMaxQueryTileRows];
     words_of_rows(query_tile, distinct, key_begin, num_keys, words);
     for (int row = 0; row < query_tile.num_rows; ++row) {
@@ -90,7 +88,7 @@ inline void add_columns(const MapRow& of, const DistinctRows& distinct, int64_t 
     return;
   }
   uint64_t columns[64];
-  read_columns(query_tile, by_columns, distinct, key_begin, num_keys, columns);
+  read_columns(masks.by_columns, *query_tile.sequence, distinct, key_begin, num_keys, columns);
   uint64_t any = 0, all = 0;
   for (int key = 0; key < num_keys; ++key) {
     any |= static_cast<uint64_t>(columns[key] != 0) << key;
@@ -144,8 +142,7 @@ inline void for_each_range(const MapRow& of, Use&& use) {
 // one: their bytes of a key lie side by side, and those of the next key far away.
 inline void classify_tiles(MapRow* map_rows, int num_map_rows) {
   if (num_map_rows == 0) return;
-  const core::AttentionArguments& p = *map_rows[0].query_tile.arguments;
-  if (masks_by_columns(p).empty()) {
+  if (!portable::has_any(masks_to_read(map_rows[0].query_tile.sequence->masks).by_columns)) {
     constexpr int64_t kStrip = 64 * kStripWords;
     for (int row = 0; row < num_map_rows; ++row) {
       for_each_range(map_rows[row], [&](int64_t begin, int64_t end) {

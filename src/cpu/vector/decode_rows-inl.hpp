@@ -72,7 +72,7 @@ bool find_words(const Piece<Real>& of, int64_t key, uint64_t* words) {
       }
       last = masks;
       std::fill_n(words, kRunWords, 0);
-      words_of_row(of.p, of.p.features, of.s, masks, run.begin, end, words);
+      words_of_row(of.s.masks, of.s, masks, run.begin, end, words);
       for (int word = 0; word < kRunWords; ++word) any |= words[word] & ~low_bits(run.first - 64 * word);
     }
   }

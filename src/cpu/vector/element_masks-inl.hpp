@@ -12,8 +12,8 @@
 #include "cpu/tile_map.hpp"
 #include "cpu/vector/exp2-inl.hpp"
 #include "hwy/highway.h"
-#include "operations/attention/arguments.hpp"
 #include "operations/attention/sequence.hpp"
+#include "portable/element_masks.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessella::cpu {
@@ -85,12 +85,12 @@ HWY_INLINE void and_elements(const T* from, int64_t stride, int64_t element_keys
 }
 
 // Likewise for entries of many keys each.
-HWY_INLINE void and_blocks(const std::byte* entry, int64_t stride, int64_t block_kv, int64_t skipped, int64_t num_keys,
+HWY_INLINE void and_blocks(const uint8_t* entry, int64_t stride, int64_t block_kv, int64_t skipped, int64_t num_keys,
                            uint64_t* words) {
   for (int64_t key = 0; key < num_keys; entry += stride, skipped = 0) {
     const int64_t left = key + block_kv - skipped;
     const int64_t end = left < num_keys ? left : num_keys;
-    if (*entry != std::byte{0}) {
+    if (*entry != 0) {
       key = end;
       continue;
     }
@@ -102,63 +102,81 @@ HWY_INLINE void and_blocks(const std::byte* entry, int64_t stride, int64_t block
   }
 }
 
-// What the words of a row follow from, besides the keys: equal for rows that see the same.
+// The numbers by which the masks know a row: equal for rows that see the same keys.
 struct RowMasks {
-  int64_t dense;     // elements before the row's first
-  int64_t blocks;    // likewise
-  int64_t draft;     // the query
-  int32_t document;  // its id
+  int64_t of[portable::kMostElementMasks];
   bool operator==(const RowMasks&) const = default;
 };
 
 inline RowMasks masks_of_row(const QueryTile& query_tile, int row) {
-  const core::AttentionArguments& p = *query_tile.arguments;
   const core::Sequence& s = *query_tile.sequence;
-  const int64_t query = query_tile.query[row], head = query_tile.head[row];
-  RowMasks of = {};
-  if (p.features.has(core::Feature::dense_mask)) of.dense = p.dense_mask.index(s.batch_idx, head, query, 0);
-  if (p.features.has(core::Feature::block_map)) of.blocks = p.block_map.index(s.batch_idx, head, query / p.block_q, 0);
-  if (p.features.has(core::Feature::draft_mask)) of.draft = query;
-  if (p.features.has(core::Feature::document)) of.document = p.document_q.at(s.batch_idx, s.row_q + query);
-  return of;
+  RowMasks rows = {};
+  portable::for_each_given(s.masks, [&](const auto& mask, int32_t idx) {
+    rows.of[idx] = mask.row(s, s.batch_idx, query_tile.head[row], query_tile.query[row]);
+  });
+  return rows;
 }
 
-// Words of keys [key_begin, key_begin + num_keys) for one row, by the masks of `features`.
-inline void words_of_row(const core::AttentionArguments& p, core::Features features, const core::Sequence& s,
-                         const RowMasks& of, int64_t key_begin, int64_t num_keys, uint64_t* words) {
-  const int64_t slot = s.slot_kv + key_begin;
-  std::fill_n(words, num_keys / 64, ~uint64_t{0});
-  if (num_keys % 64 != 0) words[num_keys / 64] = low_bits(num_keys % 64);
-  const auto are_set = [](const uint8_t* bytes) HWY_ATTR { return bits_of_bytes(bytes); };
-  const auto bytes = [](const core::ScoreOperand& mask, int64_t idx) {
-    return reinterpret_cast<const uint8_t*>(mask.data) + idx;
-  };
-  if (features.has(core::Feature::document)) {
-    const core::Table<int32_t>& ids = p.document_kv;
-    and_elements(ids.data + s.batch_idx * ids.batch_stride + (s.row_kv + key_begin) * ids.stride, ids.stride, 1, 0,
-                 num_keys, words, [&](const int32_t* of_keys) HWY_ATTR { return bits_of_ids(of_keys, of.document); });
+// words[n] &= what a mask shows of keys 64 n to 64 n + 63, of num_keys from key_begin on, to a row of this number.
+template <class Mask>
+void and_mask(const Mask& mask, const core::Sequence& s, int64_t row, int64_t key_begin, int64_t num_keys,
+              uint64_t* words) {
+  for (int64_t key = 0; key < num_keys; ++key) {
+    if (!mask.sees(s, s.batch_idx, row, key_begin + key)) words[key / 64] &= ~(uint64_t{1} << (key % 64));
   }
-  if (features.has(core::Feature::dense_mask)) {
-    const int64_t stride = p.dense_mask.kv_stride;
-    and_elements(bytes(p.dense_mask, of.dense + slot * stride), stride, 1, 0, num_keys, words, are_set);
+}
+
+inline void and_mask(const portable::Documents& documents, const core::Sequence& s, int64_t row, int64_t key_begin,
+                     int64_t num_keys, uint64_t* words) {
+  const portable::Documents::Ids& ids = documents.kv;
+  const auto id = static_cast<int32_t>(row);
+  and_elements(ids.data + s.batch_idx * ids.batch_stride + (s.row_kv + key_begin) * ids.stride, ids.stride, 1, 0,
+               num_keys, words, [&](const int32_t* of_keys) HWY_ATTR { return bits_of_ids(of_keys, id); });
+}
+
+inline void and_bytes(const uint8_t* bytes, int64_t stride, int64_t element_keys, int64_t skipped, int64_t num_keys,
+                      uint64_t* words) {
+  and_elements(bytes, stride, element_keys, skipped, num_keys, words,
+               [](const uint8_t* of_keys) HWY_ATTR { return bits_of_bytes(of_keys); });
+}
+
+inline void and_mask(const portable::DenseMask& mask, const core::Sequence& s, int64_t row, int64_t key_begin,
+                     int64_t num_keys, uint64_t* words) {
+  const uint8_t* first = mask.data + row + (s.slot_kv + key_begin) * mask.kv_stride;
+  and_bytes(first, mask.kv_stride, 1, 0, num_keys, words);
+}
+
+inline void and_mask(const portable::BlockMap& map, const core::Sequence& s, int64_t row, int64_t key_begin,
+                     int64_t num_keys, uint64_t* words) {
+  const int64_t slot = s.slot_kv + key_begin, block_kv = map.block_kv.value;
+  const uint8_t* first = map.data + row + slot / block_kv * map.kv_stride;
+  if (block_kv <= kKeysOfSmallEntry) {
+    and_bytes(first, map.kv_stride, block_kv, slot % block_kv, num_keys, words);
+  } else {
+    and_blocks(first, map.kv_stride, block_kv, slot % block_kv, num_keys, words);
   }
-  if (features.has(core::Feature::block_map)) {
-    const int64_t stride = p.block_map.kv_stride;
-    const int64_t first = of.blocks + slot / p.block_kv * stride;
-    if (p.block_kv <= kKeysOfSmallEntry) {
-      and_elements(bytes(p.block_map, first), stride, p.block_kv, slot % p.block_kv, num_keys, words, are_set);
-    } else {
-      and_blocks(p.block_map.data + first, stride, p.block_kv, slot % p.block_kv, num_keys, words);
-    }
-  }
-  if (!features.has(core::Feature::draft_mask)) return;
-  int64_t key = core::first_draft(s) > key_begin ? core::first_draft(s) - key_begin : 0;
+}
+
+// Drafts begin at any key, and words at every 64th.
+inline void and_mask(const portable::DraftMask& mask, const core::Sequence& s, int64_t row, int64_t key_begin,
+                     int64_t num_keys, uint64_t* words) {
+  const int64_t first_draft = s.len_kv - s.len_q;
+  int64_t key = first_draft > key_begin ? first_draft - key_begin : 0;
   for (; key < num_keys && key % 64 != 0; ++key) {
-    if (!core::draft_visible(p, s, of.draft, key_begin + key)) words[key / 64] &= ~(uint64_t{1} << (key % 64));
+    if (!mask.sees(s, s.batch_idx, row, key_begin + key)) words[key / 64] &= ~(uint64_t{1} << (key % 64));
   }
   if (key >= num_keys) return;
-  const int64_t idx = p.draft_mask.index(s.batch_idx, 0, of.draft, key_begin + key - core::first_draft(s));
-  and_elements(bytes(p.draft_mask, idx), p.draft_mask.kv_stride, 1, 0, num_keys - key, words + key / 64, are_set);
+  const uint8_t* first = mask.data + row + (key_begin + key - first_draft) * mask.kv_stride;
+  and_bytes(first, mask.kv_stride, 1, 0, num_keys - key, words + key / 64);
+}
+
+// Words of keys [key_begin, key_begin + num_keys) for one row, by some masks of the sequence.
+inline void words_of_row(const portable::ElementMasks& masks, const core::Sequence& s, const RowMasks& rows,
+                         int64_t key_begin, int64_t num_keys, uint64_t* words) {
+  std::fill_n(words, num_keys / 64, ~uint64_t{0});
+  if (num_keys % 64 != 0) words[num_keys / 64] = low_bits(num_keys % 64);
+  portable::for_each_given(masks, [&](const auto& mask, int32_t idx)
+                                      HWY_ATTR { and_mask(mask, s, rows.of[idx], key_begin, num_keys, words); });
 }
 
 // A bit for each of `count` bytes, kMostLanes to 64, that is not 0.
@@ -240,40 +258,53 @@ inline void find_distinct_rows(const QueryTile& query_tile, int num_rows, Distin
   }
 }
 
-// columns[key] of at most 64 keys: a bit for each distinct row, by the masks that are read by columns.
-inline void read_columns(const QueryTile& query_tile, core::Features by_columns, const DistinctRows& distinct,
+// columns[key] of at most 64 keys &= a bit for each of the rows of these numbers, what a mask shows them.
+template <class Mask>
+void and_mask_by_columns(const Mask& mask, const core::Sequence& s, const int64_t* rows, int num_rows,
                          int64_t key_begin, int num_keys, uint64_t* columns) {
-  const core::AttentionArguments& p = *query_tile.arguments;
-  const int64_t slot = query_tile.sequence->slot_kv + key_begin;
+  for (int key = 0; key < num_keys; ++key) {
+    for (int row = 0; row < num_rows; ++row) {
+      if (!mask.sees(s, s.batch_idx, rows[row], key_begin + key)) columns[key] &= ~(uint64_t{1} << row);
+    }
+  }
+}
+
+inline void and_mask_by_columns(const portable::DenseMask& mask, const core::Sequence& s, const int64_t* rows,
+                                int num_rows, int64_t key_begin, int num_keys, uint64_t* columns) {
+  const uint8_t* first = mask.data + (s.slot_kv + key_begin) * mask.kv_stride;
+  and_columns(first, mask.kv_stride, 1, 0, rows, num_rows, num_keys, columns);
+}
+
+inline void and_mask_by_columns(const portable::BlockMap& map, const core::Sequence& s, const int64_t* rows,
+                                int num_rows, int64_t key_begin, int num_keys, uint64_t* columns) {
+  const int64_t slot = s.slot_kv + key_begin, block_kv = map.block_kv.value;
+  const uint8_t* first = map.data + slot / block_kv * map.kv_stride;
+  and_columns(first, map.kv_stride, block_kv, slot % block_kv, rows, num_rows, num_keys, columns);
+}
+
+// columns[key] of at most 64 keys: a bit for each distinct row, by these masks.
+inline void read_columns(const portable::ElementMasks& by_columns, const core::Sequence& s,
+                         const DistinctRows& distinct, int64_t key_begin, int num_keys, uint64_t* columns) {
   std::fill_n(columns, num_keys, low_bits(distinct.count));
-  int64_t begins[kMaxQueryTileRows];
-  const auto data = [](const core::ScoreOperand& mask, int64_t idx) {
-    return reinterpret_cast<const uint8_t*>(mask.data) + idx * mask.kv_stride;
-  };
-  if (by_columns.has(core::Feature::dense_mask)) {
-    for (int row = 0; row < distinct.count; ++row) begins[row] = distinct.masks[row].dense;
-    and_columns(data(p.dense_mask, slot), p.dense_mask.kv_stride, 1, 0, begins, distinct.count, num_keys, columns);
-  }
-  if (by_columns.has(core::Feature::block_map)) {
-    for (int row = 0; row < distinct.count; ++row) begins[row] = distinct.masks[row].blocks;
-    and_columns(data(p.block_map, slot / p.block_kv), p.block_map.kv_stride, p.block_kv, slot % p.block_kv, begins,
-                distinct.count, num_keys, columns);
-  }
+  portable::for_each_given(by_columns, [&](const auto& mask, int32_t idx) HWY_ATTR {
+    int64_t rows[kMaxQueryTileRows];
+    for (int row = 0; row < distinct.count; ++row) rows[row] = distinct.masks[row].of[idx];
+    and_mask_by_columns(mask, s, rows, distinct.count, key_begin, num_keys, columns);
+  });
 }
 
 // words[row] of at most 64 keys, for the rows that were told apart.
 inline void words_of_rows(const QueryTile& query_tile, const DistinctRows& distinct, int64_t key_begin, int num_keys,
                           uint64_t* words) {
-  const core::AttentionArguments& p = *query_tile.arguments;
-  const core::Features by_columns = masks_by_columns(p);
-  const core::Features by_rows = p.features.without(by_columns);
+  const core::Sequence& s = *query_tile.sequence;
+  const ReadMasks masks = masks_to_read(s.masks);
   uint64_t of_distinct[kMaxQueryTileRows];
   for (int row = 0; row < distinct.count; ++row) {
-    words_of_row(p, by_rows, *query_tile.sequence, distinct.masks[row], key_begin, num_keys, of_distinct + row);
+    words_of_row(masks.by_rows, s, distinct.masks[row], key_begin, num_keys, of_distinct + row);
   }
-  if (!by_columns.empty()) {
+  if (portable::has_any(masks.by_columns)) {
     uint64_t columns[64] = {};
-    read_columns(query_tile, by_columns, distinct, key_begin, num_keys, columns);
+    read_columns(masks.by_columns, s, distinct, key_begin, num_keys, columns);
     transpose_bits(columns);
     for (int row = 0; row < distinct.count; ++row) of_distinct[row] &= columns[row];
   }
@@ -282,7 +313,7 @@ inline void words_of_rows(const QueryTile& query_tile, const DistinctRows& disti
 
 // The class of at most 64 keys.
 inline TileClass classify_tile(const QueryTile& query_tile, int64_t key_begin, int num_keys) {
-  if (!query_tile.arguments->features.has_any(core::kElementMasks)) return TileClass::full;
+  if (!portable::has_any(query_tile.sequence->masks)) return TileClass::full;
   DistinctRows distinct;
   find_distinct_rows(query_tile, query_tile.num_rows, distinct);
   uint64_t words[kMaxQueryTileRows];

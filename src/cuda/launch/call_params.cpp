@@ -4,6 +4,7 @@
 
 #include "core/element.hpp"
 #include "cuda/launch/softcap.hpp"
+#include "operations/attention/element_masks.hpp"
 #include "portable/dropout.hpp"
 
 namespace tessella::cuda {
@@ -96,13 +97,7 @@ portable::MasksParams masks_params(const AttentionArguments& p, int64_t longest)
           .chunk = std::min(p.chunk, longest),
           .keep_first = at_most_all(p.keep_first),
           .causal_top_left = p.features.has(Feature::causal_top_left) ? 1 : 0,
-          .document_q = table(p.document_q),
-          .document_kv = table(p.document_kv),
-          .dense_mask = score_operand(p.dense_mask),
-          .block_map = score_operand(p.block_map),
-          .draft_mask = score_operand(p.draft_mask),
-          .block_map_q = divisor(at_most_all(p.block_q)),
-          .block_map_kv = divisor(at_most_all(p.block_kv))};
+          .elements = core::element_masks(p)};
 }
 
 portable::ArraysParams arrays_params(const AttentionArguments& p) {

@@ -1,6 +1,7 @@
 #include "cuda/launch/score_config.hpp"
 
 #include "core/element.hpp"
+#include "operations/attention/element_masks.hpp"
 
 namespace tessella::cuda {
 
@@ -16,10 +17,7 @@ ScoreConfig score_config(const core::AttentionShape& p) {
   return {
       .elements = {.q = q, .kv = core::element(p.operands[Name::k].dtype), .p = q},
       .mask = has_bits ? MaskLevel::bits : MaskLevel::band,
-      .documents = p.features.has(Feature::document),
-      .dense_mask = p.features.has(Feature::dense_mask),
-      .block_map = p.features.has(Feature::block_map),
-      .draft_mask = p.features.has(Feature::draft_mask),
+      .element_masks = core::element_mask_set(p.features),
       .mask_mod = p.features.has(Feature::mask_mod),
       .softcap = p.features.has(Feature::softcap),
       .alibi = p.features.has(Feature::alibi),

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/compile/user_source.hpp"
+#include "operations/attention/element_masks.hpp"
 
 namespace tessella::cuda {
 namespace {
@@ -28,15 +29,17 @@ TileMap tile_map(const core::AttentionShape& p, const MapTiles& of, bool masks_d
 }  // namespace
 
 TileMap tile_map(const AttentionArguments& p, const MapTiles& tiles) {
-  return tile_map(p, tiles,
-                  p.dense_mask.batch_stride != 0 || p.block_map.batch_stride != 0 || p.draft_mask.batch_stride != 0 ||
-                      p.document_q.batch_stride != 0 || p.document_kv.batch_stride != 0,
-                  p.dense_mask.head_stride != 0 || p.block_map.head_stride != 0);
+  bool by_batch = false, by_head = false;
+  portable::for_each_given(core::element_masks(p), [&](const auto& mask, int32_t) {
+    by_batch = by_batch || mask.by_batch();
+    by_head = by_head || mask.by_head();
+  });
+  return tile_map(p, tiles, by_batch, by_head);
 }
 
 TileMap largest_tile_map(const core::AttentionShape& bounds, const MapTiles& tiles) {
   return tile_map(bounds, tiles, bounds.features.has_any(core::kElementMasks),
-                  bounds.features.has_any(Feature::dense_mask | Feature::block_map));
+                  portable::may_differ_by_head(core::element_mask_set(bounds.features)));
 }
 
 }  // namespace tessella::cuda

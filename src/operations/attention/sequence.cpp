@@ -41,7 +41,7 @@ bool seen_by_any_query(const AttentionArguments& p, const Sequence& s, int64_t k
   if (!p.features.has_any(kElementMasks)) return band_sees(s, j);
   for (int64_t i = first_query_before(s, j); i < s.len_q && s.band.visible(i, j); ++i) {
     for (int64_t g = 0; g < p.group(); ++g) {
-      if (visible(p, s, kv_head * p.group() + g, i, j)) return true;
+      if (visible(s, kv_head * p.group() + g, i, j)) return true;
     }
   }
   return false;

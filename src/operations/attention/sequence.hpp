@@ -4,7 +4,9 @@
 #include <algorithm>
 
 #include "operations/attention/arguments.hpp"
+#include "operations/attention/element_masks.hpp"
 #include "portable/band.hpp"
+#include "portable/element_masks.hpp"
 
 namespace tessella::core {
 
@@ -17,6 +19,7 @@ struct Sequence {
   int64_t row_kv = 0;   // row of the k and v tensors, or of the sequence's pages, that holds key 0
   int64_t slot_kv = 0;  // index of key 0 on the key axis of bias, dense mask, block map
   portable::Band band;
+  portable::ElementMasks masks{};
 };
 
 inline Sequence sequence(const AttentionArguments& p, int64_t batch_idx) {
@@ -47,34 +50,16 @@ inline Sequence sequence(const AttentionArguments& p, int64_t batch_idx) {
             .chunk = p.chunk,
             .keep_first = p.keep_first,
             .causal_top_left = p.features.has(Feature::causal_top_left)};
+  if (p.features.has_any(kElementMasks)) s.masks = element_masks(p);
   return s;
 }
 
-// The first draft key. The last len_q keys are drafts, and the draft mask says which of them a query sees. It does not
-// hide earlier keys.
-inline int64_t first_draft(const Sequence& s) { return s.len_kv - s.len_q; }
-inline bool draft_visible(const AttentionArguments& p, const Sequence& s, int64_t i, int64_t j) {
-  const int64_t draft = j - first_draft(s);
-  return draft < 0 || p.draft_mask.data[p.draft_mask.index(s.batch_idx, 0, i, draft)] != std::byte{0};
+inline bool element_visible(const Sequence& s, int64_t head, int64_t i, int64_t j) {
+  return portable::shown_by_all(s.masks, s, s.batch_idx, head, i, j);
 }
 
-inline bool element_visible(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, int64_t j) {
-  const int64_t slot = s.slot_kv + j;
-  if (p.features.has(Feature::document) &&
-      p.document_q.at(s.batch_idx, s.row_q + i) != p.document_kv.at(s.batch_idx, s.row_kv + j)) {
-    return false;
-  }
-  if (p.features.has(Feature::dense_mask) &&
-      p.dense_mask.data[p.dense_mask.index(s.batch_idx, head, i, slot)] == std::byte{0}) {
-    return false;
-  }
-  if (p.features.has(Feature::draft_mask) && !draft_visible(p, s, i, j)) return false;
-  return !p.features.has(Feature::block_map) ||
-         p.block_map.data[p.block_map.index(s.batch_idx, head, i / p.block_q, slot / p.block_kv)] != std::byte{0};
-}
-
-inline bool visible(const AttentionArguments& p, const Sequence& s, int64_t head, int64_t i, int64_t j) {
-  return s.band.visible(i, j) && (p.features.has_any(kElementMasks) ? element_visible(p, s, head, i, j) : true);
+inline bool visible(const Sequence& s, int64_t head, int64_t i, int64_t j) {
+  return s.band.visible(i, j) && element_visible(s, head, i, j);
 }
 
 // Whether the band shows key j to some query of the sequence.

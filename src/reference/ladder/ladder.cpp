@@ -79,7 +79,7 @@ void Head::scores(int64_t i, int64_t key_begin, int64_t key_end, float* products
   }
   for (int64_t j = key_begin; j < key_end; ++j) {
     float& product = products[j - key_begin];
-    const bool seen = in_band(j) && core::element_visible(p_, s_, head_, i, j);
+    const bool seen = in_band(j) && core::element_visible(s_, head_, i, j);
     product = seen ? reference::score(p_, s_, head_, i, j, product) : kHidden<float>;
   }
 }
@@ -110,7 +110,7 @@ core::WorkspaceSize ladder_workspace(const Algorithm& algorithm, const core::Att
 
 core::Cost ladder_cost(const Algorithm& algorithm, const AttentionArguments& p) {
   core::Cost cost{.score_passes = algorithm.score_passes};
-  const bool same_for_all_heads = !p.features.has_any(Feature::dense_mask | Feature::block_map);
+  const bool same_for_all_heads = !portable::may_differ_by_head(core::element_mask_set(p.features));
   for (int64_t b = 0; b < p.batch; ++b) {
     const Sequence s = core::sequence(p, b);
     for (int64_t head = 0; head < (same_for_all_heads ? 1 : p.heads_q); ++head) {

@@ -53,7 +53,7 @@ class Head {
   void load_k_transposed(int64_t begin, int64_t end, float* row, float* tile) const;
   void store(int64_t i, const float* out, float lse) const;
 
-  bool visible(int64_t i, int64_t j) const { return core::visible(p_, s_, head_, i, j); }
+  bool visible(int64_t i, int64_t j) const { return core::visible(s_, head_, i, j); }
   // Pairs of query and key that the masks leave.
   int64_t visible_pairs() const;
   // False if the band hides every key of [key_begin, key_end) from every row of [row_begin, row_end).

@@ -16,35 +16,24 @@ namespace tessella::device {
 
 using portable::ScoreConfig;
 
-// True if documents, dense mask, block map, draft mask and the caller's mask modification let query i see key j. Both
-// are inside the lengths.
+// True if the element masks and the caller's mask modification let query i see key j. Both are inside the lengths.
 template <ScoreConfig C>
 __device__ __forceinline__ bool is_visible(const portable::MasksParams& masks, const portable::ArraysParams& arrays,
                                            const Sequence& s, int32_t batch_idx, int32_t head_idx, int32_t i,
                                            int32_t j) {
-  const int64_t slot = s.slot_kv + j;
-  const auto flag = [&](const portable::ScoreOperandParams& mask, int64_t q, int64_t kv) {
-    return static_cast<const uint8_t*>(mask.data)[batch_idx * mask.batch_stride + head_idx * mask.head_stride +
-                                                  q * mask.q_stride + kv * mask.kv_stride] != 0;
-  };
   bool visible = true;
-  if constexpr (C.documents) {
-    const auto id = [&](const portable::TableParams& ids, int64_t row) {
-      return static_cast<const int32_t*>(ids.data)[batch_idx * ids.batch_stride + row * ids.stride];
-    };
-    visible = id(masks.document_q, s.row_q + i) == id(masks.document_kv, s.row_kv + j);
-  }
-  if constexpr (C.dense_mask) visible = visible && flag(masks.dense_mask, i, slot);
-  if constexpr (C.block_map) {
-    visible = visible && flag(masks.block_map, masks.block_map_q.quotient(i),
-                              masks.block_map_kv.quotient(static_cast<int32_t>(slot)));
-  }
-  if constexpr (C.draft_mask) {
-    const int32_t draft = j - (s.len_kv - s.len_q);
-    visible = visible && (draft < 0 || flag(masks.draft_mask, i, draft));
-  }
+  for_each_mask(C.element_masks, masks.elements, [&](bool has, const auto& mask) {
+    if (has) visible = visible && mask.sees(s, batch_idx, mask.row(s, batch_idx, head_idx, i), j);
+  });
   if constexpr (C.mask_mod) visible = visible && user::mask_mod(batch_idx, head_idx, i, j, Arrays(arrays));
   return visible;
+}
+
+// Those that ElementRows has no way of its own for.
+__device__ constexpr ScoreConfig without_own_ways(const ScoreConfig& c) {
+  ScoreConfig rest = masks_of(c);
+  rest.element_masks.documents = rest.element_masks.dense_mask = rest.element_masks.block_map = false;
+  return rest;
 }
 
 inline constexpr int kKeysAtOnce = 4;  // of which ElementRows finds bits: a word of a dense mask
@@ -67,16 +56,16 @@ class ElementRows {
                                          int32_t keys)
       : masks_(masks), arrays_(arrays), s_(s), batch_idx_(batch_idx), head_idx_(head_idx) {
     is_whole_ = first_key + keys <= s.len_kv;
-    if constexpr (C.dense_mask) {
-      dense_ = static_cast<const uint8_t*>(masks.dense_mask.data) + batch_idx * masks.dense_mask.batch_stride +
-               head_idx * masks.dense_mask.head_stride + s.slot_kv * masks.dense_mask.kv_stride;
-      const auto all = reinterpret_cast<uint64_t>(dense_) | static_cast<uint64_t>(masks.dense_mask.q_stride);
-      is_whole_ = is_whole_ && masks.dense_mask.kv_stride == 1 && all % kKeysAtOnce == 0;
+    if constexpr (C.element_masks.dense_mask) {
+      const portable::DenseMask& mask = masks.elements.dense_mask;
+      dense_ = mask.data + batch_idx * mask.batch_stride + head_idx * mask.head_stride + s.slot_kv * mask.kv_stride;
+      const auto all = reinterpret_cast<uint64_t>(dense_) | static_cast<uint64_t>(mask.q_stride);
+      is_whole_ = is_whole_ && mask.kv_stride == 1 && all % kKeysAtOnce == 0;
     }
-    if constexpr (C.documents) {
-      ids_ = static_cast<const uint32_t*>(masks.document_kv.data) + batch_idx * masks.document_kv.batch_stride +
-             s.row_kv * masks.document_kv.stride;
-      is_whole_ = is_whole_ && masks.document_kv.stride == 1 && reinterpret_cast<uint64_t>(ids_) % sizeof(uint4) == 0;
+    if constexpr (C.element_masks.documents) {
+      const portable::Documents::Ids& ids = masks.elements.documents.kv;
+      ids_ = ids.data + batch_idx * ids.batch_stride + s.row_kv * ids.stride;
+      is_whole_ = is_whole_ && ids.stride == 1 && reinterpret_cast<uint64_t>(ids_) % sizeof(int4) == 0;
     }
   }
   // True if masks are read in whole words: visible<true>() may be called.
@@ -86,10 +75,10 @@ class ElementRows {
   template <bool IsWhole>
   __device__ __forceinline__ uint32_t visible(int32_t i, int32_t j) const {
     uint32_t bits = kAllAtOnce;
-    if constexpr (C.dense_mask) bits &= in_dense<IsWhole>(i, j);
-    if constexpr (C.documents) bits &= in_documents<IsWhole>(i, j);
-    if constexpr (C.block_map) bits &= in_block_map(i, j);
-    constexpr ScoreConfig kOthers = {.draft_mask = C.draft_mask, .mask_mod = C.mask_mod};
+    if constexpr (C.element_masks.dense_mask) bits &= in_dense<IsWhole>(i, j);
+    if constexpr (C.element_masks.documents) bits &= in_documents<IsWhole>(i, j);
+    if constexpr (C.element_masks.block_map) bits &= in_block_map(i, j);
+    constexpr ScoreConfig kOthers = without_own_ways(C);
     if constexpr (num_masks(kOthers) > 0) {
       bits &= each_key(
           j, [&](int32_t key) { return is_visible<kOthers>(masks_, arrays_, s_, batch_idx_, head_idx_, i, key); });
@@ -101,7 +90,7 @@ class ElementRows {
   }
   // Of a dense mask.
   __device__ __forceinline__ const uint8_t* dense_row(int32_t i) const {
-    return dense_ + i * masks_.dense_mask.q_stride;
+    return dense_ + i * masks_.elements.dense_mask.q_stride;
   }
 
  private:
@@ -119,25 +108,23 @@ class ElementRows {
   __device__ __forceinline__ uint32_t in_dense(int32_t i, int32_t j) const {
     const uint8_t* row = dense_row(i);
     if constexpr (IsWhole) return bits_of_bytes(nonzero_bytes(*reinterpret_cast<const uint32_t*>(row + j)));
-    return each_key(j, [&](int32_t key) { return row[key * masks_.dense_mask.kv_stride] != 0; });
+    return each_key(j, [&](int32_t key) { return row[key * masks_.elements.dense_mask.kv_stride] != 0; });
   }
   template <bool IsWhole>
   __device__ __forceinline__ uint32_t in_documents(int32_t i, int32_t j) const {
-    const uint32_t own = static_cast<const uint32_t*>(
-        masks_.document_q
-            .data)[batch_idx_ * masks_.document_q.batch_stride + (s_.row_q + i) * masks_.document_q.stride];
+    const portable::Documents& documents = masks_.elements.documents;
+    const int32_t own = documents.q.at(batch_idx_, s_.row_q + i);
     if constexpr (IsWhole) {
-      const uint4 ids = *reinterpret_cast<const uint4*>(ids_ + j);
+      const int4 ids = *reinterpret_cast<const int4*>(ids_ + j);
       return (ids.x == own ? 1u : 0u) | (ids.y == own ? 2u : 0u) | (ids.z == own ? 4u : 0u) | (ids.w == own ? 8u : 0u);
     }
-    return each_key(j, [&](int32_t key) { return ids_[key * masks_.document_kv.stride] == own; });
+    return each_key(j, [&](int32_t key) { return ids_[key * documents.kv.stride] == own; });
   }
   // Most often the keys are of one entry.
   __device__ __forceinline__ uint32_t in_block_map(int32_t i, int32_t j) const {
-    const portable::ScoreOperandParams& map = masks_.block_map;
-    const uint8_t* row = static_cast<const uint8_t*>(map.data) + batch_idx_ * map.batch_stride +
-                         head_idx_ * map.head_stride + masks_.block_map_q.quotient(i) * map.q_stride;
-    const auto column = [&](int32_t key) { return masks_.block_map_kv.quotient(s_.slot_kv + min(key, s_.len_kv - 1)); };
+    const portable::BlockMap& map = masks_.elements.block_map;
+    const uint8_t* row = map.data + map.row(s_, batch_idx_, head_idx_, i);
+    const auto column = [&](int32_t key) { return map.block_kv.quotient(s_.slot_kv + min(key, s_.len_kv - 1)); };
     const int32_t first = column(j);
     if (column(j + kKeysAtOnce - 1) == first) return row[first * map.kv_stride] != 0 ? kAllAtOnce : 0;
     return each_key(j, [&](int32_t key) { return row[column(key) * map.kv_stride] != 0; });
@@ -149,13 +136,13 @@ class ElementRows {
   int32_t batch_idx_, head_idx_;
   bool is_whole_;
   const uint8_t* dense_;  // of query 0 and key 0
-  const uint32_t* ids_;   // of key 0
+  const int32_t* ids_;    // of key 0
 };
 
 // True if all that element masks read are words of a dense mask or of ids: loads that may wait side by side. The
 // others' take more registers.
 __device__ constexpr bool loads_words(const ScoreConfig& c) {
-  return num_masks(c) == 1 && (c.dense_mask || c.documents);
+  return num_masks(c) == 1 && (c.element_masks.dense_mask || c.element_masks.documents);
 }
 
 // A row's bits of a tile's keys, in columns_below()'s order. Four lanes share a row: each finds four of 16 keys.
@@ -191,7 +178,7 @@ __device__ __forceinline__ void hide_by_elements(const portable::MasksParams& ma
   ptx::forget(lane);  // values derived from it are computed here, where it is rare, and hold no registers
   const ElementRows<C> elements(masks, arrays, s, batch_idx, head_idx, first_kv, TileKv);
   const auto query = [&](int r) { return min(first_q + r * 8 + lane / 4, s.len_q - 1); };
-  if (loads_words(C) && C.dense_mask && elements.is_whole()) {
+  if (loads_words(C) && C.element_masks.dense_mask && elements.is_whole()) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) visible[r] &= visible_columns<C, TileKv, true>(elements, query(r), first_kv, lane);
     return;

@@ -46,15 +46,12 @@ struct MaskTile {
 // True if element masks may show row i other keys than row i - 1.
 template <ScoreConfig C>
 __device__ __forceinline__ bool differs_from_last(const ClassifyParams& p, const MaskTile& of, int32_t i) {
-  bool differs = C.draft_mask || C.mask_mod;
-  if constexpr (C.dense_mask) differs = differs || p.masks.dense_mask.q_stride != 0;
-  if constexpr (C.block_map) differs = differs || i == p.masks.block_map_q.quotient(i) * p.masks.block_map_q.value;
-  if constexpr (C.documents) {
-    const int32_t* ids =
-        static_cast<const int32_t*>(p.masks.document_q.data) + of.batch_idx * p.masks.document_q.batch_stride;
-    const int64_t row = of.s.row_q + i;
-    differs = differs || ids[row * p.masks.document_q.stride] != ids[(row - 1) * p.masks.document_q.stride];
-  }
+  bool differs = C.mask_mod;
+  for_each_mask(C.element_masks, p.masks.elements, [&](bool has, const auto& mask) {
+    if (!has) return;
+    const auto row = [&](int32_t query) { return mask.row(of.s, of.batch_idx, of.head_idx, query); };
+    differs = differs || row(i) != row(i - 1);
+  });
   return differs;
 }
 
@@ -101,7 +98,7 @@ __device__ __forceinline__ KeyBits read_words(const ClassifyParams& p, const Mas
 #pragma unroll
     for (int i = 0; i < kRowsOfTurn; ++i) {
       words[i] = is_here ? *reinterpret_cast<const uint32_t*>(row) : 0;
-      row += p.masks.dense_mask.q_stride;
+      row += p.masks.elements.dense_mask.q_stride;
     }
     if (of.is_in_band) {
 #pragma unroll
@@ -109,7 +106,7 @@ __device__ __forceinline__ KeyBits read_words(const ClassifyParams& p, const Mas
         some |= nonzero_bytes(words[i]);
         all &= nonzero_bytes(words[i]);
       }
-      if (p.masks.dense_mask.q_stride == 0) break;
+      if (p.masks.elements.dense_mask.q_stride == 0) break;
     } else {
       const BandRows band(p.masks, of, lane_key, first, first + kRowsOfTurn - 1);
 #pragma unroll
@@ -150,7 +147,7 @@ template <ScoreConfig C>
 __device__ __forceinline__ KeyBits find_key_bits(const ClassifyParams& p, const MaskTile& of) {
   const auto warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const ElementRows<C> elements(p.masks, p.arrays, of.s, of.batch_idx, of.head_idx, of.first_kv, of.keys);
-  constexpr bool kIsDense = C.dense_mask && num_masks(C) == 1;
+  constexpr bool kIsDense = C.element_masks.dense_mask && num_masks(C) == 1;
   KeyBits mine;
   if (kIsDense && elements.is_whole() && of.keys % kKeysAtOnce == 0 && of.rows >= kRowsOfTurn) {
     mine = read_words<C>(p, of, elements);

@@ -145,12 +145,12 @@ struct BlockDecode {
       work.first_row = work.unit.row_tile * p.rows;
       work.num_rows = clamp(work.sequence.len_q * p.sequences.group.value - work.first_row, 0, p.rows);
       if (thread < C.rows) row_infos()[thread] = row_info(work, min(thread, max(work.num_rows - 1, 0)));
-      if constexpr (C.score.draft_mask) read_drafts(work);
+      if constexpr (C.score.element_masks.draft_mask) read_drafts(work);
       __syncthreads();
       const RowInfo &first = row_infos()[0], &last = row_infos()[C.rows - 1];
       const KeyRange visible = {first.begin, last.end};  // by some row, if any
       work.full = {last.begin, first.end};
-      if constexpr (C.score.draft_mask) {
+      if constexpr (C.score.element_masks.draft_mask) {
         work.drafts = {work.sequence.len_kv - work.sequence.len_q, drafts()};
         work.full.end = min(work.full.end, work.drafts.begin);
       }
@@ -175,8 +175,8 @@ struct BlockDecode {
   }
   // Reads a word for each query of the sequence: which of the last keys it sees.
   __device__ __forceinline__ void read_drafts(const DecodeWork& work) const {
-    const portable::ScoreOperandParams& mask = p.masks.draft_mask;
-    const uint8_t* flags = static_cast<const uint8_t*>(mask.data) + work.unit.batch_idx * mask.batch_stride;
+    const portable::DraftMask& mask = p.masks.elements.draft_mask;
+    const uint8_t* flags = mask.data + work.unit.batch_idx * mask.batch_stride;
     const int32_t count = min(work.sequence.len_q, portable::kMostDrafts);
 #pragma unroll 1
     for (int query = warp; query < count; query += C.num_warps) {

@@ -1,0 +1,166 @@
+// The element masks of a call: masks that are no interval of keys as the band is (portable/band.hpp). The reference,
+// the kernels of CPUs and GPUs and the maps of tiles read them by one contract. A mask that is added here works in all
+// of them; where it is read most it may have a way of its own (cuda/device/score/mask.cuh,
+// cpu/vector/element_masks-inl.hpp).
+//
+// Each has
+//   row(s, b, h, i)     a number: queries of equal numbers see the same keys of the sequence
+//   sees(s, b, row, j)  true if a query of this number sees key j
+//   by_batch(), by_head(), by_query()   false if it shows the same for all of them
+//   exists()            false if the call has no such mask
+//   kHasHeads           false if it is the same for all heads in every call
+// s: core::Sequence or device::Sequence; b: of the batch; h: of q's heads; i and j count from the first query and key
+// of the sequence and lie inside its lengths.
+#pragma once
+
+#include "portable/divisor.hpp"
+#include "portable/integers.hpp"
+
+namespace tessella::portable {
+
+// bool, (batch, head, query, key); stride 0 on broadcast axes. Strides count elements. Null data: absent.
+struct MaskTensor {
+  const uint8_t* data;
+  int64_t batch_stride, head_stride, q_stride, kv_stride;
+
+  static constexpr bool kHasHeads = true;
+  constexpr bool exists() const { return data != nullptr; }
+  constexpr bool by_batch() const { return batch_stride != 0; }
+  constexpr bool by_head() const { return head_stride != 0; }
+  constexpr bool by_query() const { return q_stride != 0; }
+  constexpr int64_t index(int64_t b, int64_t h, int64_t q) const {
+    return b * batch_stride + h * head_stride + q * q_stride;
+  }
+  constexpr bool at(int64_t row, int64_t kv) const { return data[row + kv * kv_stride] != 0; }
+};
+
+struct DenseMask : MaskTensor {  // its key axis counts slots of the sequence, padding included
+  template <class S, class Int>
+  constexpr int64_t row(const S&, int64_t b, int64_t h, Int i) const {
+    return index(b, h, i);
+  }
+  template <class S, class Int>
+  constexpr bool sees(const S& s, int64_t, int64_t row, Int j) const {
+    return at(row, s.slot_kv + j);
+  }
+};
+
+struct BlockMap : MaskTensor {  // the same for tiles of block_q queries and block_kv slots
+  Divisor block_q, block_kv;
+
+  template <class S, class Int>
+  constexpr int64_t row(const S&, int64_t b, int64_t h, Int i) const {
+    return index(b, h, block_q.quotient(static_cast<int32_t>(i)));
+  }
+  template <class S, class Int>
+  constexpr bool sees(const S& s, int64_t, int64_t row, Int j) const {
+    return at(row, block_kv.quotient(static_cast<int32_t>(s.slot_kv + j)));
+  }
+};
+
+// The last len_q keys are drafts, those of the queries. The mask says which drafts a query sees and hides no other key.
+struct DraftMask : MaskTensor {
+  static constexpr bool kHasHeads = false;
+  constexpr bool by_query() const { return true; }
+  template <class S, class Int>
+  constexpr int64_t row(const S&, int64_t b, int64_t, Int i) const {
+    return index(b, 0, i);
+  }
+  template <class S, class Int>
+  constexpr bool sees(const S& s, int64_t, int64_t row, Int j) const {
+    const auto draft = j - (s.len_kv - s.len_q);
+    return draft < 0 || at(row, draft);
+  }
+};
+
+// i32 of rows of q, and of k, of the tensors where they are packed.
+struct Documents {
+  struct Ids {
+    const int32_t* data;
+    int64_t batch_stride, stride;
+    constexpr int32_t at(int64_t b, int64_t row) const { return data[b * batch_stride + row * stride]; }
+  };
+  Ids q, kv;
+
+  static constexpr bool kHasHeads = false;
+  constexpr bool exists() const { return q.data != nullptr; }
+  constexpr bool by_batch() const { return q.batch_stride != 0 || kv.batch_stride != 0; }
+  constexpr bool by_head() const { return false; }
+  constexpr bool by_query() const { return true; }
+  template <class S, class Int>
+  constexpr int64_t row(const S& s, int64_t b, int64_t, Int i) const {
+    return q.at(b, s.row_q + i);
+  }
+  template <class S, class Int>
+  constexpr bool sees(const S& s, int64_t b, int64_t row, Int j) const {
+    return kv.at(b, s.row_kv + j) == row;
+  }
+};
+
+struct ElementMasks {
+  Documents documents;
+  DenseMask dense_mask;
+  BlockMap block_map;
+  DraftMask draft_mask;
+};
+
+// Which of them a kernel is compiled for.
+struct ElementMaskSet {
+  bool documents = false;
+  bool dense_mask = false;
+  bool block_map = false;
+  bool draft_mask = false;
+  bool operator==(const ElementMaskSet&) const = default;
+};
+inline constexpr int32_t kMostElementMasks = 4;
+
+// Calls f(bool& member, mask) for each, in the order in which a key is held against them.
+template <class Set, class Masks, class F>
+constexpr void for_each_mask(Set& set, Masks& masks, F&& f) {
+  f(set.documents, masks.documents);
+  f(set.dense_mask, masks.dense_mask);
+  f(set.block_map, masks.block_map);
+  f(set.draft_mask, masks.draft_mask);
+}
+
+constexpr int32_t count(const ElementMaskSet& set) {
+  const ElementMasks none{};
+  int32_t count = 0;
+  for_each_mask(set, none, [&](bool has, const auto&) { count += has ? 1 : 0; });
+  return count;
+}
+
+constexpr bool may_differ_by_head(const ElementMaskSet& set) {
+  const ElementMasks none{};
+  bool may = false;
+  for_each_mask(set, none, [&](bool has, const auto& mask) { may = may || (has && mask.kHasHeads); });
+  return may;
+}
+
+// Calls f(mask, index below kMostElementMasks) for those of the call.
+template <class F>
+constexpr void for_each_given(const ElementMasks& masks, F&& f) {
+  const ElementMaskSet any{};
+  int32_t index = 0;
+  for_each_mask(any, masks, [&](bool, const auto& mask) {
+    if (mask.exists()) f(mask, index);
+    ++index;
+  });
+}
+
+constexpr bool has_any(const ElementMasks& masks) {
+  bool has = false;
+  for_each_given(masks, [&](const auto&, int32_t) { has = true; });
+  return has;
+}
+
+// True if all of the call's masks show key j to query i.
+template <class S, class Int>
+constexpr bool shown_by_all(const ElementMasks& masks, const S& s, int64_t b, int64_t h, Int i, Int j) {
+  bool is_shown = true;
+  for_each_given(masks,
+                 [&](const auto& mask, int32_t) { is_shown = is_shown && mask.sees(s, b, mask.row(s, b, h, i), j); });
+  return is_shown;
+}
+
+}  // namespace tessella::portable
