@@ -6,6 +6,7 @@
 (1, 128, 4, 64)
 """
 
+from . import ranges
 from ._append import append
 from ._attention import CheckReport, attention, check, refusals
 from ._backward import attention_backward, check_backward
@@ -27,7 +28,20 @@ from ._errors import (
 from ._kernels import Kernel, build_kernels, info, kernels
 from ._library import version
 from ._linear import linear
-from ._mask import Mask, block_map, causal, causal_top_left, chunk, dense, document, keep_first, prefix, window
+from ._mask import (
+    Mask,
+    block_map,
+    causal,
+    causal_top_left,
+    chunk,
+    dense,
+    document,
+    keep_first,
+    key_ranges,
+    prefix,
+    query_ranges,
+    window,
+)
 from ._mask_map import mask_map
 from ._merge import merge
 from ._options import Options
@@ -80,12 +94,15 @@ __all__ = [
     "info",
     "keep_first",
     "kernels",
+    "key_ranges",
     "linear",
     "mask_map",
     "merge",
     "plan",
     "prefix",
     "quantize",
+    "query_ranges",
+    "ranges",
     "refusals",
     "summarize_blocks",
     "top_blocks",

@@ -18,6 +18,8 @@ _PARTS = {
     "document_ids_q": "document",
     "dense_mask": "dense",
     "block_map": "block_map",
+    "key_ranges": "key_ranges",
+    "query_ranges": "query_ranges",
 }
 
 
@@ -131,6 +133,25 @@ def block_map(visible: Any, block_q: int, block_kv: int) -> Mask:
         "block_map_kv": integer("block_map: block_kv", block_kv),
     }
     return _made(tile, block_map=_given("block_map: visible", visible))
+
+
+def key_ranges(ranges: Any) -> Mask:
+    """Key j is visible to query i iff an interval ranges[batch, head, i, :] = [start, end) has it.
+
+    ranges: (batch or 1, heads or 1, seqlen_q, n, 2) int32, n of 1 to 8; leading axes may be absent, packed (total_q, n,
+    2). A query's intervals are sorted and disjoint. Empty ones may stand anywhere, and ends may lie past the length.
+    `tessella.ranges` makes them.
+    """
+    return _made({}, key_ranges=_given("key_ranges: ranges", ranges))
+
+
+def query_ranges(ranges: Any) -> Mask:
+    """Key j is visible to query i iff an interval ranges[batch, head, j, :] = [start, end) has the query.
+
+    ranges: (batch or 1, heads or 1, seqlen_kv, n, 2) int32, else as for `key_ranges`. A query that no interval has sees
+    nothing.
+    """
+    return _made({}, query_ranges=_given("query_ranges: ranges", ranges))
 
 
 _NAMED = {"none": Mask(), "causal": causal(), "causal_top_left": causal_top_left()}

@@ -242,6 +242,8 @@ def test_mask_parts_twice():
         "dense": tessella.dense(ids),
         "block_map": tessella.block_map(ids, 1, 1),
         "prefix": tessella.prefix(ids),
+        "key_ranges": tessella.key_ranges(ids),
+        "query_ranges": tessella.query_ranges(ids),
     }.items():
         other = tessella.chunk(5) if part == "chunk" else mask
         with pytest.raises(tessella.InvalidArgument, match=f"^Mask: two {part} parts joined, expected at most one$"):
@@ -266,6 +268,8 @@ def test_mask_parts_twice():
         (lambda: tessella.document(None), "document: ids_q"),
         (lambda: tessella.dense(None), "dense: visible"),
         (lambda: tessella.block_map(None, 1, 1), "block_map: visible"),
+        (lambda: tessella.key_ranges(None), "key_ranges: ranges"),
+        (lambda: tessella.query_ranges(None), "query_ranges: ranges"),
     ],
 )
 def test_masks_of_nothing(make, name):
