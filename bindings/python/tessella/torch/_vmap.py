@@ -22,12 +22,13 @@ from . import _operator
 _torch_c: Any = torch._C
 _functorch: Any = torch._C._functorch
 
-# Tensors by their axes: broadcast against the scores, one number a sequence, or rows of a sequence; and of heads.
-_OF_SCORES = ("bias", "dense_mask", "block_map")
+# Tensors by their axes: broadcast against the scores, or with intervals behind the rows, of which leading axes may be
+# absent; one number a sequence, or rows of a sequence; and of heads.
+_AXES = {"bias": 4, "dense_mask": 4, "block_map": 4, "key_ranges": 5, "query_ranges": 5}
 _OF_SEQUENCES = ("seqlens_q", "seqlens_kv", "leftpad_kv", "prefix_lengths")
 _OF_ROWS = ("document_ids_q", "document_ids_kv")
 _OF_HEADS = ("alibi_slopes", "sink")
-_FOLDED = frozenset((*_OF_SCORES, *_OF_SEQUENCES, *_OF_ROWS, *_OF_HEADS))
+_FOLDED = frozenset((*_AXES, *_OF_SEQUENCES, *_OF_ROWS, *_OF_HEADS))
 # Options that count batches or heads.
 _COUNTING = ("dropout", "score_mod", "mask_mod", "first_batch", "first_head", "first_query", "first_key")
 
@@ -102,12 +103,13 @@ class _Fold:
         """A tensor beside q, k and v; one with a gradient has that of each sample."""
         is_shared = mapped.axis is None and not has_gradient
         shape = mapped.shape
-        if name in _OF_SCORES:
-            lead = shape[0] if len(shape) == 4 else 1
+        if name in _AXES:
+            axes = _AXES[name]
+            lead = shape[0] if len(shape) == axes else 1
             if is_shared and lead == 1:
                 return mapped.tensor
             stacked = mapped.stacked(self.num_samples)
-            stacked = stacked.reshape(self.num_samples, lead, *(1,) * (3 - len(shape)), *shape[-3:])
+            stacked = stacked.reshape(self.num_samples, lead, *(1,) * (axes - 1 - len(shape)), *shape[1 - axes :])
             return stacked.expand(-1, self.batch, *stacked.shape[2:]).flatten(0, 1)
         if name in _OF_HEADS and len(shape) == 1:
             if is_shared:
@@ -120,7 +122,7 @@ class _Fold:
         """(samples, ...) of the gradient of what array made."""
         by_sample = gradient.unflatten(0, (self.num_samples, self.batch))
         shape = mapped.shape
-        has_batch = len(shape) == (4 if name in _OF_SCORES else 2) and shape[0] == self.batch
+        has_batch = len(shape) == _AXES.get(name, 2) and shape[0] == self.batch
         return (by_sample if has_batch else by_sample.sum(1)).reshape(self.num_samples, *shape)
 
 
@@ -140,7 +142,8 @@ def _is_folded(operands: Mapping[str, _Mapped], arrays: Mapping[str, _Mapped], n
     batch = q[0] if has_batch else 1
     for name, mapped in arrays.items():
         shape = mapped.shape
-        if name in _OF_SCORES and not (len(shape) <= 4 and (len(shape) < 4 or shape[0] in (1, batch))):
+        axes = _AXES.get(name)
+        if axes and not (len(shape) <= axes and (len(shape) < axes or shape[0] in (1, batch))):
             return False
         if name in _OF_HEADS and not (len(shape) == 1 or (len(shape) == 2 and shape[0] == batch)):
             return False
