@@ -53,6 +53,7 @@ _OTHERS = {
     "softmax_dropout": "dropout",
     "attn_bias": "bias",
     "attention_bias": "bias",
+    "startend_row_indices": "mask=tessella.query_ranges(tessella.ranges.flash_mask(...))",
     "attention_mask": "mask=tessella.dense(...) where it is bool, else bias",
     "attn_mask_type": "mask",
     "logits_soft_cap": "softcap",

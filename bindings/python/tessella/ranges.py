@@ -3,8 +3,8 @@
 >>> tree = tessella.ranges.prefix_tree([100, 40, 30], [-1, 0, 0])  # a prompt and two answers
 >>> out = tessella.attention(q, k, v, mask=tessella.query_ranges(tree))
 
-Each returns an int32 array of NumPy. Those of one sequence become those of a batch by `numpy.stack(arrays)[:, None]`,
-(batch, 1, seqlen, n, 2), and a tensor by `torch.from_numpy`. Query i stands at key p = i + seqlen_kv - seqlen_q.
+A builder returns an int32 array of NumPy. Arrays of sequences become that of a batch by `numpy.stack(arrays)[:, None]`,
+(batch, 1, seqlen, n, 2), and `torch.from_numpy` makes a tensor. Query i stands at key p = i + seqlen_kv - seqlen_q.
 docs/ranges.md shows each mask.
 
 What does not fit is InvalidArgument, a size that is no integer TypeError.
