@@ -20,7 +20,7 @@ def snippets(page):
     return [("\n" * source.count("\n", 0, match.start(1)) + match[1]) for match in found]
 
 
-@pytest.mark.parametrize("page", ["docs/python.md", "docs/linear.md", "docs/sparse.md", "README.md"])
+@pytest.mark.parametrize("page", ["docs/python.md", "docs/linear.md", "docs/sparse.md", "docs/ranges.md", "README.md"])
 def test_snippets(page, capsys):
     names = {}
     has_torch = importlib.util.find_spec("torch") is not None
