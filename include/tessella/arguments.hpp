@@ -625,6 +625,10 @@ inline constexpr TensorField kTensorFields[] = {
      true},
     {"prefix_lengths", &tessella_forward_args::prefix_lengths, TESSELLA_I32,
      "so many first keys are visible to all queries", false},
+    {"key_ranges", &tessella_forward_args::key_ranges, TESSELLA_I32,
+     "for each query at most 8 ranges of the keys that it sees", true},
+    {"query_ranges", &tessella_forward_args::query_ranges, TESSELLA_I32,
+     "for each key at most 8 ranges of the queries that see it", true},
     {"seed", &tessella_forward_args::seed, TESSELLA_DTYPE_DEFAULT, "dropout's, where they live in memory", false},
     {"offset", &tessella_forward_args::offset, TESSELLA_DTYPE_DEFAULT, "dropout's, where they live in memory", false},
 };
@@ -689,28 +693,29 @@ inline constexpr const char* kAttentionSchema =
     " cu_seqlens_q=None, Tensor? cu_seqlens_kv=None, Tensor? leftpad_kv=None, Tensor? schedule=None, Tensor? "
     "bias=None, Tensor? alibi_slopes=None, Tensor? sink=None, Tensor? dense_mask=None, Tensor? block_map=None, "
     "Tensor? document_ids_q=None, Tensor? document_ids_kv=None, Tensor? prefix_lengths=None, Tensor? "
-    "seed_tensor=None, Tensor? offset_tensor=None, Tensor[]? mod_args=None, bool causal_top_left=False, SymInt "
-    "window_left=-1, SymInt window_right=-1, SymInt chunk=0, SymInt keep_first=0, SymInt block_map_q=0, SymInt "
-    "block_map_kv=0, float? scale=None, float softcap=0.0, float dropout=0.0, int seed=0, int offset=0, SymInt "
-    "first_batch=0, SymInt first_head=0, SymInt first_query=0, SymInt first_key=0, SymInt whole_heads_q=0, str? "
-    "score_mod=None, str? score_mod_gradient=None, str? mask_mod=None, ScalarType? out_dtype=None, bool? "
-    "deterministic=None, bool batch_invariant=False, int query_class=0, int num_splits=0, int num_sms=0, int? "
-    "num_threads=None, bool check_device_values=False, SymInt max_seqlen_q=0, SymInt max_seqlen_kv=0, str? "
-    "kernel_name=None, bool cache_settled=False";
+    "key_ranges=None, Tensor? query_ranges=None, Tensor? seed_tensor=None, Tensor? offset_tensor=None, Tensor[]? "
+    "mod_args=None, bool causal_top_left=False, SymInt window_left=-1, SymInt window_right=-1, SymInt chunk=0, "
+    "SymInt keep_first=0, SymInt block_map_q=0, SymInt block_map_kv=0, float? scale=None, float softcap=0.0, "
+    "float dropout=0.0, int seed=0, int offset=0, SymInt first_batch=0, SymInt first_head=0, SymInt "
+    "first_query=0, SymInt first_key=0, SymInt whole_heads_q=0, str? score_mod=None, str? "
+    "score_mod_gradient=None, str? mask_mod=None, ScalarType? out_dtype=None, bool? deterministic=None, bool "
+    "batch_invariant=False, int query_class=0, int num_splits=0, int num_sms=0, int? num_threads=None, bool "
+    "check_device_values=False, SymInt max_seqlen_q=0, SymInt max_seqlen_kv=0, str? kernel_name=None, bool "
+    "cache_settled=False";
 inline constexpr const char* kAttentionCachedSchema =
     "Tensor q, Tensor k, Tensor v, *, str layout='bshd', Tensor? q_scale=None, Tensor? k_scale=None, Tensor? "
     "v_scale=None, Tensor? out_scale=None, Tensor? seqlens_q=None, Tensor? seqlens_kv=None, Tensor? "
     "cu_seqlens_q=None, Tensor? cu_seqlens_kv=None, Tensor? leftpad_kv=None, Tensor? page_table=None, Tensor? "
     "cache_batch_idx=None, Tensor? draft_mask=None, Tensor? schedule=None, Tensor? bias=None, Tensor? "
     "alibi_slopes=None, Tensor? sink=None, Tensor? dense_mask=None, Tensor? block_map=None, Tensor? "
-    "document_ids_q=None, Tensor? document_ids_kv=None, Tensor? prefix_lengths=None, Tensor[]? mod_args=None, "
-    "bool causal_top_left=False, SymInt window_left=-1, SymInt window_right=-1, SymInt chunk=0, SymInt "
-    "keep_first=0, SymInt block_map_q=0, SymInt block_map_kv=0, float? scale=None, float softcap=0.0, SymInt "
-    "first_batch=0, SymInt first_head=0, SymInt first_query=0, SymInt first_key=0, SymInt whole_heads_q=0, str? "
-    "score_mod=None, str? mask_mod=None, SymInt scale_block=0, ScalarType? out_dtype=None, bool "
-    "batch_invariant=False, int query_class=0, int num_splits=0, int num_sms=0, int? num_threads=None, bool "
-    "check_device_values=False, SymInt max_seqlen_q=0, SymInt max_seqlen_kv=0, str? kernel_name=None, bool "
-    "cache_settled=False, str? kv_dtype=None, bool v_transposed=False";
+    "document_ids_q=None, Tensor? document_ids_kv=None, Tensor? prefix_lengths=None, Tensor? key_ranges=None, "
+    "Tensor? query_ranges=None, Tensor[]? mod_args=None, bool causal_top_left=False, SymInt window_left=-1, "
+    "SymInt window_right=-1, SymInt chunk=0, SymInt keep_first=0, SymInt block_map_q=0, SymInt block_map_kv=0, "
+    "float? scale=None, float softcap=0.0, SymInt first_batch=0, SymInt first_head=0, SymInt first_query=0, "
+    "SymInt first_key=0, SymInt whole_heads_q=0, str? score_mod=None, str? mask_mod=None, SymInt scale_block=0, "
+    "ScalarType? out_dtype=None, bool batch_invariant=False, int query_class=0, int num_splits=0, int num_sms=0, "
+    "int? num_threads=None, bool check_device_values=False, SymInt max_seqlen_q=0, SymInt max_seqlen_kv=0, str? "
+    "kernel_name=None, bool cache_settled=False, str? kv_dtype=None, bool v_transposed=False";
 
 }  // namespace detail
 }  // namespace tessella

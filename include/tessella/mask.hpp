@@ -70,6 +70,21 @@ class Mask {
     return mask;
   }
 
+  // for each query the ranges [start, end) of keys that it sees: (batch or 1, heads_q or 1, seqlen_q, n, 2) i32, n from
+  // 1 to 8, sorted and disjoint; packed q: total_q rows. Keys count as for dense
+  static Mask key_ranges(const TensorView& ranges) {
+    Mask mask;
+    mask.key_ranges_ = ranges;
+    return mask;
+  }
+  // for each key the ranges of queries that see it: (batch or 1, heads_q or 1, seqlen_kv, n, 2) i32; packed k: total_kv
+  // rows. Queries count from the first of each sequence
+  static Mask query_ranges(const TensorView& ranges) {
+    Mask mask;
+    mask.query_ranges_ = ranges;
+    return mask;
+  }
+
   // Two windows join to their intersection; any other part may stand on one side only, else Error(invalid_argument).
   friend Mask operator&(const Mask& a, const Mask& b) {
     Mask joined = a;
@@ -83,6 +98,8 @@ class Mask {
     if (b.document_kv_.is_present()) joined.document_kv_ = b.document_kv_;
     join_tensor(joined.dense_, b.dense_, "dense");
     join_tensor(joined.block_map_, b.block_map_, "block_map");
+    join_tensor(joined.key_ranges_, b.key_ranges_, "key_ranges");
+    join_tensor(joined.query_ranges_, b.query_ranges_, "query_ranges");
     if (b.block_map_.is_present()) {
       joined.block_q_ = b.block_q_;
       joined.block_kv_ = b.block_kv_;
@@ -96,6 +113,8 @@ class Mask {
     args.document_ids_kv = pointer(document_kv_);
     args.dense_mask = pointer(dense_);
     args.block_map = pointer(block_map_);
+    args.key_ranges = pointer(key_ranges_);
+    args.query_ranges = pointer(query_ranges_);
   }
   void fill(tessella_attention_options& options) const {
     options.causal_top_left = causal_top_left_ ? 1 : 0;
@@ -132,7 +151,7 @@ class Mask {
   int64_t keep_first_ = 0;
   int64_t block_q_ = 0;
   int64_t block_kv_ = 0;
-  TensorView prefix_, document_q_, document_kv_, dense_, block_map_;
+  TensorView prefix_, document_q_, document_kv_, dense_, block_map_, key_ranges_, query_ranges_;
 };
 
 }  // namespace tessella

@@ -191,8 +191,13 @@ typedef struct tessella_tensor {
  *                  true = visible; axes as of bias
  *   document_ids_q, document_ids_kv   (batch, seqlen), packed (total), i32   a key is visible iff the ids are equal
  *   prefix_lengths (batch) i32   keys below the length are visible to all queries, later ones causally
- *   key_ranges     (batch or 1, heads or 1, seqlen_q, n, 2) i32   reserved, `unsupported` where given: sorted ranges
- *                  [start, end) of visible keys
+ *   key_ranges     (batch or 1, heads_q or 1, seqlen_q, n, 2), packed (1, heads_q or 1, total_q, n, 2), i32   for each
+ *                  query n ranges [start, end) of the keys that it sees, 1 to 8, sorted and disjoint; an empty one may
+ *                  stand anywhere, and an end may lie past the keys. The first axes may be absent. Keys count as those
+ *                  of bias do: rows of the sequence, left padding too
+ *   query_ranges   (batch or 1, heads_q or 1, seqlen_kv, n, 2), packed (1, heads_q or 1, total_kv, n, 2), i32
+ *                  likewise for each key the queries that see it, which count from the first of the sequence. Its rows
+ *                  are those of document_ids_kv
  *   seed, offset   (1) i64   dropout's seed and offset where they live in memory; they replace those of the options
  *   mod_args       num_mod_args dense tensors, at most 8, f32, bf16, f16, i32 or bool: what score_mod and mask_mod read
  */
@@ -230,12 +235,13 @@ typedef struct tessella_forward_args {
   int32_t num_mod_args;
   const tessella_tensor* cache_batch_idx;
   const tessella_tensor* schedule;
+  const tessella_tensor* query_ranges;
 } tessella_forward_args;
 
 #define TESSELLA_FORWARD_ARGS_INIT                                                                                     \
   {                                                                                                                    \
     sizeof(tessella_forward_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
-        0, 0, 0, 0                                                                                                     \
+        0, 0, 0, 0, 0                                                                                                  \
   }
 /* end of generated */
 

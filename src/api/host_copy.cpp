@@ -62,6 +62,13 @@ void HostMemory::copy(core::ScoreTensor<Byte>& tensor, int64_t batch, int64_t he
 template void HostMemory::copy(core::ScoreTensor<std::byte>&, int64_t, int64_t, int64_t, int64_t);
 template void HostMemory::copy(core::ScoreTensor<const std::byte>&, int64_t, int64_t, int64_t, int64_t);
 
+void HostMemory::copy(core::RangeOperand& ranges, int64_t batch, int64_t heads, int64_t rows) {
+  if (ranges.data == nullptr) return;
+  Axis axes[] = {
+      {batch, ranges.batch_stride}, {heads, ranges.head_stride}, {rows, ranges.row_stride}, {2 * ranges.count, 1}};
+  ranges.data = reinterpret_cast<const int32_t*>(copy(ranges.data, sizeof(int32_t), axes));
+}
+
 void HostMemory::copy(const int64_t*& value) {
   if (value == nullptr) return;
   Axis axes[] = {{1, 0}};

@@ -32,6 +32,7 @@ class HostMemory {
   void copy(core::Operand& operand, int64_t batch, int64_t rows, int64_t heads, int64_t dim);
   template <typename Byte>
   void copy(core::ScoreTensor<Byte>& tensor, int64_t batch, int64_t heads, int64_t queries, int64_t keys);
+  void copy(core::RangeOperand& ranges, int64_t batch, int64_t heads, int64_t rows);
   void copy(const int64_t*& value);
   void copy(const core::Bytes&) {}  // no check reads it
 

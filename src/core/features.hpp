@@ -41,6 +41,8 @@ enum class Feature : uint64_t {
   schedule = 1ull << 30,   // made before on the GPU: where keys are split, or the map of a mask
   kv_scales = 1ull << 31,  // k_scale or v_scale, of k and v of 8 or 4 bits
   transposed_v = 1ull << 32,
+  key_ranges = 1ull << 33,
+  query_ranges = 1ull << 34,
 };
 
 class Features {
@@ -77,6 +79,8 @@ inline constexpr FeatureName kFeatureNames[] = {
     {Feature::dense_mask, "dense"},
     {Feature::block_map, "block_map"},
     {Feature::draft_mask, "draft_mask"},
+    {Feature::key_ranges, "key_ranges"},
+    {Feature::query_ranges, "query_ranges"},
     {Feature::seqlens_q, "seqlens_q"},
     {Feature::seqlens_kv, "seqlens_kv"},
     {Feature::leftpad_kv, "leftpad_kv"},
@@ -114,15 +118,15 @@ inline constexpr Features kCommonFeatures =
     Feature::window | Feature::causal_top_left | Feature::chunk | Feature::keep_first | Feature::prefix |
     Feature::document | Feature::dense_mask | Feature::block_map | Feature::draft_mask | Feature::seqlens_q |
     Feature::seqlens_kv | Feature::leftpad_kv | Feature::packed_q | Feature::packed_kv | Feature::paged_kv |
-    Feature::cache_batch_idx | Feature::bias | Feature::alibi | Feature::softcap | Feature::sink | Feature::dropout |
-    Feature::lse;
+    Feature::cache_batch_idx | Feature::key_ranges | Feature::query_ranges | Feature::bias | Feature::alibi |
+    Feature::softcap | Feature::sink | Feature::dropout | Feature::lse;
 
 // What was made before a call: it says how the call is computed, not what.
 inline constexpr Features kMadeBefore = Feature::schedule;
 
 // Masks whose map a schedule may be; without any of them it says where keys are split.
-inline constexpr Features kMappedMasks =
-    Feature::document | Feature::dense_mask | Feature::block_map | Feature::mask_mod;
+inline constexpr Features kMappedMasks = Feature::document | Feature::dense_mask | Feature::block_map |
+                                         Feature::key_ranges | Feature::query_ranges | Feature::mask_mod;
 
 // Features of k and v stored in 8 or 4 bits. A kernel names them together with the dtypes that it takes.
 inline constexpr Features kQuantizedFeatures = Feature::kv_scales;
@@ -136,7 +140,7 @@ inline constexpr Features kForwardOnlyFeatures = Feature::paged_kv | Feature::ca
                                                  Feature::transposed_v | kMadeBefore | kQuantizedFeatures;
 
 // Masks that are not intervals: which elements of the band are seen.
-inline constexpr Features kElementMasks =
-    Feature::document | Feature::dense_mask | Feature::block_map | Feature::draft_mask;
+inline constexpr Features kElementMasks = Feature::document | Feature::dense_mask | Feature::block_map |
+                                          Feature::draft_mask | Feature::key_ranges | Feature::query_ranges;
 
 }  // namespace tessella::core

@@ -46,6 +46,13 @@ MemoryBox memory_box(const ScoreTensor<Byte>& t, int64_t batch, int64_t heads, i
                       {keys, t.kv_stride * bytes}}});
 }
 
+inline MemoryBox memory_box(const RangeOperand& t, int64_t batch, int64_t heads, int64_t rows) {
+  constexpr int64_t kBytes = sizeof(int32_t);
+  return memory_box(
+      t.data, 2 * t.count * kBytes,
+      {{{batch, t.batch_stride * kBytes}, {heads, t.head_stride * kBytes}, {rows, t.row_stride * kBytes}, {}}});
+}
+
 // True if the boxes have a byte in common. Exact if each axis of a box, in some order, steps over all that its smaller
 // axes cover, or if the search ends within kMostSteps steps. Otherwise it returns true.
 inline constexpr int kMostSteps = 10000;

@@ -68,6 +68,15 @@ struct ScoreGradient : ScoreTensor<std::byte> {
   int64_t keys = 1;
 };
 
+// i32 (batch, head, row, range, start and end), the last two axes dense; stride 0 on broadcast axes.
+struct RangeOperand {
+  const int32_t* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t head_stride = 0;
+  int64_t row_stride = 0;
+  int64_t count = 0;  // of a row
+};
+
 // Per-batch or per-row values. `data` null means absent.
 template <typename T>
 struct Table {

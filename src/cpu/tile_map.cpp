@@ -34,6 +34,7 @@ ReadMasks masks_to_read(const ElementMasks& of_call) {
   if (is_transposed(masks.by_rows.dense_mask)) move_to_columns(&ElementMasks::dense_mask);
   const portable::BlockMap& map = masks.by_rows.block_map;
   if (is_transposed(map) && map.block_kv.value <= kKeysOfSmallEntry) move_to_columns(&ElementMasks::block_map);
+  if (!masks.by_rows.query_ranges.by_head()) move_to_columns(&ElementMasks::query_ranges);
   return masks;
 }
 

@@ -43,8 +43,8 @@ struct MapRow {
 using ClassifyTiles = void (*)(MapRow* map_rows, int num_map_rows);
 inline constexpr int kMostMapRows = 8;
 
-// How element masks are read. By columns: dense masks and block maps in whose memory queries lie closer
-// than keys, as in a transposed one: a row of such a mask has a cache line for each byte.
+// How element masks are read. By columns: ranges of queries, and dense masks and block maps in whose memory queries lie
+// closer than keys, as in a transposed one: a row of such a mask has a cache line for each byte.
 struct ReadMasks {
   portable::ElementMasks by_rows, by_columns;
 };

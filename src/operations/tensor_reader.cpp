@@ -325,6 +325,33 @@ Table<int32_t> TensorReader::per_row(const char* name, const tessella_tensor& te
   return {reinterpret_cast<const int32_t*>(t.data), batched ? t.strides[0] : 0, t.strides[t.ndim - 1]};
 }
 
+RangeOperand TensorReader::ranges(const char* name, const tessella_tensor& tensor, const RangeAxes& axes) {
+  const View t = view(name, tensor);
+  if (t.dtype != DType::i32) {
+    invalid(message(function_, ": ", name, ".dtype is ", core::name(t.dtype), ", expected i32"));
+  }
+  const int64_t full[] = {axes.batch, axes.heads, axes.rows};
+  bool fits = t.ndim >= 3 && t.ndim <= 5 && t.shape[t.ndim - 1] == 2 && t.shape[t.ndim - 2] >= 1 &&
+              t.shape[t.ndim - 2] <= kMostRanges;
+  int64_t strides[3] = {};
+  for (int i = 0; fits && i + 2 < t.ndim; ++i) {
+    const int axis = 5 - t.ndim + i;
+    fits = t.shape[i] == full[axis] || (axis < 2 && t.shape[i] == 1);
+    strides[axis] = t.strides[i];
+  }
+  if (!fits) {
+    invalid(message(function_, ": ", name, " has shape ", shape_string(t.shape, t.ndim), ", expected (", axes.batch,
+                    " or 1, ", axes.heads, " or 1, ", axes.rows, ", n, 2) = (batch, heads_q, ", axes.meaning,
+                    ", ranges, start and end), n from 1 to ", kMostRanges));
+  }
+  const int64_t count = t.shape[t.ndim - 2];
+  if (t.strides[t.ndim - 1] != 1 || (count > 1 && t.strides[t.ndim - 2] != 2)) {
+    invalid(message(function_, ": ", name, " has strides ", t.strides[t.ndim - 2], " and ", t.strides[t.ndim - 1],
+                    " on its last two axes, expected 2 and 1: they must be dense"));
+  }
+  return {reinterpret_cast<const int32_t*>(t.data), strides[0], strides[1], strides[2], count};
+}
+
 Table<int32_t> TensorReader::pairs(const char* name, const tessella_tensor& tensor) {
   const View t = view(name, tensor);
   if (t.dtype != DType::i32) {

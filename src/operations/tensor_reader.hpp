@@ -32,6 +32,13 @@ struct ScoreAxes {
   bool is_packed = false;  // queries or keys count from the first of each sequence
 };
 
+// The axes of ranges before the last two. meaning: of rows, for a message.
+struct RangeAxes {
+  int64_t batch, heads, rows;
+  const char* meaning;
+};
+inline constexpr int64_t kMostRanges = 8;
+
 // All tensors of a call lie on one device: that of the first one read that says or shows where it is.
 class TensorReader {
  public:
@@ -79,6 +86,9 @@ class TensorReader {
   // (batch, rows), or (rows) where batch is 1; packed (total). axis: what rows counts, for a message.
   Table<int32_t> per_row(const char* name, const tessella_tensor& tensor, bool packed, int64_t batch, int64_t rows,
                          const char* axis = "seqlen");
+
+  // (batch or 1, heads or 1, rows, n, 2), of which the first two axes may be absent, n at most kMostRanges.
+  RangeOperand ranges(const char* name, const tessella_tensor& tensor, const RangeAxes& axes);
 
   // (n, 2): n pairs of i32.
   Table<int32_t> pairs(const char* name, const tessella_tensor& tensor);

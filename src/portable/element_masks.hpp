@@ -97,11 +97,65 @@ struct Documents {
   }
 };
 
+// i32 (batch, head, row, range, start and end); stride 0 on broadcast axes, the last two are dense. Null data: absent.
+// A range holds [start, end).
+struct Ranges {
+  const int32_t* data;
+  int64_t batch_stride, head_stride, row_stride;
+  int32_t count;  // of a row
+
+  static constexpr bool kHasHeads = true;
+  constexpr bool exists() const { return data != nullptr; }
+  constexpr bool by_batch() const { return batch_stride != 0; }
+  constexpr bool by_head() const { return head_stride != 0; }
+  constexpr bool by_query() const { return true; }
+  constexpr int64_t index(int64_t b, int64_t h, int64_t row) const {
+    return b * batch_stride + h * head_stride + row * row_stride;
+  }
+  constexpr bool hold(int64_t row, int64_t idx) const {
+    bool held = false;
+    for (int32_t n = 0; n < count; ++n) held = held || (data[row + 2 * n] <= idx && idx < data[row + 2 * n + 1]);
+    return held;
+  }
+};
+
+// A row for each row of q: slots of its sequence, padding included.
+struct KeyRanges : Ranges {
+  template <class S, class Int>
+  constexpr int64_t row(const S& s, int64_t b, int64_t h, Int i) const {
+    return index(b, h, s.row_q + i);
+  }
+  template <class S, class Int>
+  constexpr bool sees(const S& s, int64_t, int64_t row, Int j) const {
+    return hold(row, s.slot_kv + j);
+  }
+};
+
+// A row for each row of k: queries of its sequence.
+struct QueryRanges : Ranges {
+  // The query, and above it the head, if heads differ.
+  template <class S, class Int>
+  constexpr int64_t row(const S&, int64_t, int64_t h, Int i) const {
+    return (by_head() ? h << 32 : 0) | i;
+  }
+  static constexpr int32_t query_of(int64_t row) { return static_cast<int32_t>(row); }
+  template <class S, class Int>
+  constexpr int64_t ranges_of(const S& s, int64_t b, int64_t row, Int j) const {
+    return index(b, row >> 32, s.row_kv + j);
+  }
+  template <class S, class Int>
+  constexpr bool sees(const S& s, int64_t b, int64_t row, Int j) const {
+    return hold(ranges_of(s, b, row, j), query_of(row));
+  }
+};
+
 struct ElementMasks {
   Documents documents;
   DenseMask dense_mask;
   BlockMap block_map;
   DraftMask draft_mask;
+  KeyRanges key_ranges;
+  QueryRanges query_ranges;
 };
 
 // Which of them a kernel is compiled for.
@@ -110,9 +164,11 @@ struct ElementMaskSet {
   bool dense_mask = false;
   bool block_map = false;
   bool draft_mask = false;
+  bool key_ranges = false;
+  bool query_ranges = false;
   bool operator==(const ElementMaskSet&) const = default;
 };
-inline constexpr int32_t kMostElementMasks = 4;
+inline constexpr int32_t kMostElementMasks = 6;
 
 // Calls f(bool& member, mask) for each, in the order in which a key is held against them.
 template <class Set, class Masks, class F>
@@ -121,6 +177,8 @@ constexpr void for_each_mask(Set& set, Masks& masks, F&& f) {
   f(set.dense_mask, masks.dense_mask);
   f(set.block_map, masks.block_map);
   f(set.draft_mask, masks.draft_mask);
+  f(set.key_ranges, masks.key_ranges);
+  f(set.query_ranges, masks.query_ranges);
 }
 
 constexpr int32_t count(const ElementMaskSet& set) {

@@ -494,15 +494,6 @@ TEST(QueryClass, LeavesNoFreeSplits) {
   EXPECT_EQ(unsupported(call), "");
 }
 
-TEST(Masks, OneToComeIsAnError) {
-  SmallCall call;
-  ts::detail::ForwardCall c(call.args, call.options);
-  const tessella_tensor any = TESSELLA_TENSOR1(g_factors, TESSELLA_I32, 1);
-  c.args.key_ranges = &any;
-  EXPECT_EQ(tessella_forward(&c.args, &c.options, nullptr), TESSELLA_UNSUPPORTED);
-  EXPECT_STREQ(tessella_last_error(), "forward: key_ranges is given, and no kernel has this mask yet");
-}
-
 // The ladder computes f32 and no f64.
 TEST(Costs, AreOfDtypesThatTheKernelComputes) {
   SmallCall in_f32, in_f64;

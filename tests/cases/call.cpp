@@ -36,7 +36,8 @@ Call::Call(const Case& c) : c_(c), is_on_gpu_(runs_on_gpu(c)) {
   if (c_.cache_batch_idx) make_slots(random);
   make_operands(random);
   make_masks(random);
-  const bool has_element_masks = c_.document || !c_.dense.empty() || !c_.block_map.empty() || !c_.draft_mask.empty();
+  const bool has_element_masks =
+      c_.document || !(c_.dense + c_.block_map + c_.draft_mask + c_.key_ranges + c_.query_ranges).empty();
   if (c_.masked_nan) spoil_queries_of_no_key();
   if (c_.masked_nan && has_element_masks) spoil_keys_of_no_query();
   make_scores(random);

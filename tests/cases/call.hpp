@@ -100,6 +100,8 @@ class Call {
   const tessella_tensor* table(std::vector<int32_t>& values);
   const tessella_tensor* own(const tessella_tensor& tensor);
   Placement placement() const;
+  const tessella_tensor* ranges(const std::string& axes, bool packed, int64_t rows, int64_t most, uint64_t salt);
+  static bool are_in(const tessella_tensor* ranges, int64_t b, int64_t h, int64_t row, int64_t idx);
   // A tensor (batch, heads_q, queries, keys) with the named axes; value(b, h, q, k).
   template <typename Value>
   const tessella_tensor* score_tensor(int32_t dtype, const std::string& axes, int64_t queries, int64_t keys,

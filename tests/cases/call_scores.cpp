@@ -60,6 +60,51 @@ std::optional<bool> Call::of_region(int64_t b, int64_t h, int64_t i, int64_t j) 
   return drawn < 0.8 ? std::optional(true) : std::nullopt;
 }
 
+// Ranges [start, end) below `most` for `rows` rows. Neighbours of mask_region rows have the same.
+const tessella_tensor* Call::ranges(const std::string& axes, bool packed, int64_t rows, int64_t most, uint64_t salt) {
+  const auto has = [&](char axis) { return axes.find(axis) != std::string::npos; };
+  Random random(c_.seed + salt);
+  const int64_t count = random.in(1, 8), gap = 2 * random.below(2);
+  tessella_tensor t{.dtype = TESSELLA_I32, .ndim = 5};
+  const int64_t shape[] = {has('b') && !packed ? c_.batch : 1, has('h') ? c_.heads_q : 1, rows, count, 2};
+  std::copy_n(shape, 5, t.shape);
+  t.strides[4] = 1;
+  t.strides[3] = 2;
+  t.strides[2] = 2 * count + gap;
+  t.strides[1] = rows * t.strides[2];
+  t.strides[0] = t.shape[1] * t.strides[1];
+  memories_.emplace_back(static_cast<size_t>(extent(t) * size_of(TESSELLA_I32)), placement());
+  t.data = memories_.back().data();
+  const double empty = random.one_of({0.0, 0.2, 0.6}), wide = random.one_of({0.0, 0.5});
+  for (int64_t i = 0; i < t.shape[0] * t.shape[1] * rows; ++i) {
+    const int64_t outer = i / rows, row = i % rows;
+    Random of_row(c_.seed + salt + static_cast<uint64_t>(outer * 100003 + row / std::max<int64_t>(c_.mask_region, 1)));
+    std::vector<int64_t> ends;
+    for (int64_t n = 0; n < 2 * count; ++n) ends.push_back(of_row.in(0, most + 2));
+    if (of_row.chance(wide)) ends[0] = 0, ends[1] = most + 5;
+    std::sort(ends.begin(), ends.end());
+    for (int64_t n = 0; n < count; ++n) {
+      const auto at = static_cast<size_t>(2 * n);
+      if (of_row.chance(empty)) ends[at] = ends[at + 1] = of_row.in(-5, most + 5);
+      const int64_t first = outer * t.strides[1] + row * t.strides[2] + 2 * n;
+      set(t, first, static_cast<double>(ends[at]));
+      set(t, first + 1, static_cast<double>(ends[at + 1]));
+    }
+  }
+  return own(t);
+}
+
+// True if the ranges of a row hold the index. Null: there are none.
+bool Call::are_in(const tessella_tensor* ranges, int64_t b, int64_t h, int64_t row, int64_t idx) {
+  if (ranges == nullptr) return true;
+  const auto* first = static_cast<const int32_t*>(ranges->data) + b % ranges->shape[0] * ranges->strides[0] +
+                      h % ranges->shape[1] * ranges->strides[1] + row * ranges->strides[2];
+  for (const int32_t* range = first; range < first + 2 * ranges->shape[3]; range += 2) {
+    if (range[0] <= idx && idx < range[1]) return true;
+  }
+  return false;
+}
+
 void Call::make_masks(Random& random) {
   if (!c_.dense.empty()) {
     args_.dense_mask = score_tensor(TESSELLA_BOOL, c_.dense, c_.seqlen_q, c_.seqlen_kv,
@@ -99,6 +144,13 @@ void Call::make_masks(Random& random) {
     for (int64_t at = 0; at < extent(t); ++at) set(t, at, at % 7 == 3 ? 0 : random.chance(0.6));
     args_.draft_mask = own(t);
   }
+  if (!c_.key_ranges.empty()) {
+    args_.key_ranges = ranges(c_.key_ranges, c_.packed_q, c_.packed_q ? total_q_ : c_.seqlen_q, c_.seqlen_kv, 11);
+  }
+  if (!c_.query_ranges.empty()) {
+    args_.query_ranges =
+        ranges(c_.query_ranges, c_.packed_kv, c_.packed_kv ? total_kv_ : c_.seqlen_kv, c_.seqlen_q, 13);
+  }
   if (c_.prefix) {
     std::vector<int32_t>& lengths = tables_.emplace_back();
     for (int64_t b = 0; b < c_.batch; ++b) lengths.push_back(static_cast<int32_t>(random.in(0, slots_kv(b) + 2)));
@@ -129,6 +181,8 @@ bool Call::sees(int64_t b, int64_t h, int64_t i, int64_t slot) const {
                          document(documents_kv_, c_.packed_kv, row_kv(b, 0).row, c_.seqlen_kv, slot)) {
     return false;
   }
+  if (!are_in(args_.key_ranges, b, h, first_q(b) + i, slot)) return false;
+  if (!are_in(args_.query_ranges, b, h, (c_.packed_kv ? row_kv(b, 0).row : 0) + slot, i)) return false;
   return is_set(args_.block_map, b, h, i / std::max<int64_t>(c_.block_q, 1), slot / std::max<int64_t>(c_.block_kv, 1));
 }
 

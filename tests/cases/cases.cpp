@@ -55,6 +55,8 @@ void fields(AnyCase& c, Visit visit) {
   visit("block_q", c.block_q);
   visit("block_kv", c.block_kv);
   visit("draft_mask", c.draft_mask);
+  visit("key_ranges", c.key_ranges);
+  visit("query_ranges", c.query_ranges);
   visit("mask_region", c.mask_region);
   visit("score_order", c.score_order);
   visit("bias", c.bias);
@@ -238,6 +240,13 @@ void random_regions(Random& random, Case& c) {
   }
 }
 
+void draw_ranges(Case& c) {
+  Random random(c.seed + 5);
+  static constexpr const char* kAxes[] = {"1", "1", "b", "h", "bh"};
+  if (random.chance(0.1)) c.key_ranges = random.one_of(kAxes);
+  if (random.chance(0.1)) c.query_ranges = random.one_of(kAxes);
+}
+
 void random_scores(Random& random, Case& c) {
   if (random.chance(0.15)) {
     c.bias = random_axes(random);
@@ -320,6 +329,7 @@ Case of_eight_bits(Case c) {
   Random random(~c.seed);
   c.out_scale = c.amax = "";
   c.scale_block = 0;
+  draw_ranges(c);
   if (c.dtype.starts_with("f8")) {
     draw_float8(random, c);
   } else {

@@ -69,9 +69,12 @@ struct Case {
   std::string block_map;
   int64_t block_q = 1;
   int64_t block_kv = 1;
+  // Axes that do not broadcast, "bh", "h", "1"; of packed rows b broadcasts.
+  std::string key_ranges;
+  std::string query_ranges;
   std::string draft_mask;  // "b": of each sequence, "1": one for all
   // Squares of so many elements of a dense mask or block map are hidden or shown whole, or drawn as without; documents
-  // are about so long.
+  // are about so long, and so many rows have the same ranges.
   int64_t mask_region = 0;
   std::string score_order;  // axes of masks and bias in memory, the fastest last: "bhkq"; "" = "bhqk"
   // Scores.

@@ -25,11 +25,11 @@ class HostileTables {
     Random random(seed);
     for (const tessella_tensor* table :
          {args.seqlens_q, args.seqlens_kv, args.leftpad_kv, args.cu_seqlens_q, args.cu_seqlens_kv, args.prefix_lengths,
-          args.page_table, args.cache_batch_idx, args.document_ids_q, args.document_ids_kv}) {
+          args.page_table, args.cache_batch_idx, args.document_ids_q, args.document_ids_kv, args.key_ranges,
+          args.query_ranges}) {
       if (table == nullptr) continue;
       auto* values = static_cast<int32_t*>(table->data);
-      const int64_t count = table->shape[0] * (table->ndim == 2 ? table->shape[1] : 1);
-      for (int64_t at = 0; at < count; ++at) {
+      for (int64_t at = 0; at < extent(*table); ++at) {
         if (!random.chance(0.7)) continue;
         before_.emplace_back(values + at, values[at]);
         values[at] = hostile_word(random);

@@ -110,7 +110,8 @@ TEST(Configs, AreWrittenAsTheCompilerReadsThem) {
       "tessella::device::classify_tiles<tessella::portable::ClassifyConfig{.masks = {.elements = {.q = "
       "tessella::portable::Element::f16, .kv = tessella::portable::Element::i4, .p = "
       "tessella::portable::Element::e5m2}, .mask = tessella::portable::MaskLevel::bits, .element_masks = "
-      "{.documents = false, .dense_mask = false, .block_map = false, .draft_mask = false}, .mask_mod = true, "
+      "{.documents = false, .dense_mask = false, .block_map = false, .draft_mask = false, .key_ranges = false, "
+      ".query_ranges = false}, .mask_mod = true, "
       ".softcap = false, .alibi = false, .bias = false, .bias_is_f32 = false, .score_mod = false, .dropout = false, "
       ".batch_invariant = false}, .tile_q = 128, .tile_kv = 64, .has_map = false}>");
 }

@@ -170,6 +170,18 @@ inline void and_mask(const portable::DraftMask& mask, const core::Sequence& s, i
   and_bytes(first, mask.kv_stride, 1, 0, num_keys - key, words + key / 64);
 }
 
+inline void and_mask(const portable::KeyRanges& ranges, const core::Sequence& s, int64_t row, int64_t key_begin,
+                     int64_t num_keys, uint64_t* words) {
+  for (int64_t key = 0; key < num_keys; key += 64) {
+    const int64_t slot = s.slot_kv + key_begin + key;
+    uint64_t shown = 0;
+    for (const int32_t* range = ranges.data + row; range < ranges.data + row + 2 * ranges.count; range += 2) {
+      shown |= low_bits(range[1] - slot) & ~low_bits(range[0] - slot);
+    }
+    words[key / 64] &= shown;
+  }
+}
+
 // Words of keys [key_begin, key_begin + num_keys) for one row, by some masks of the sequence.
 inline void words_of_row(const portable::ElementMasks& masks, const core::Sequence& s, const RowMasks& rows,
                          int64_t key_begin, int64_t num_keys, uint64_t* words) {
@@ -280,6 +292,20 @@ inline void and_mask_by_columns(const portable::BlockMap& map, const core::Seque
   const int64_t slot = s.slot_kv + key_begin, block_kv = map.block_kv.value;
   const uint8_t* first = map.data + slot / block_kv * map.kv_stride;
   and_columns(first, map.kv_stride, block_kv, slot % block_kv, rows, num_rows, num_keys, columns);
+}
+
+// The heads see the same, and queries never fall from row to row.
+inline void and_mask_by_columns(const portable::QueryRanges& ranges, const core::Sequence& s, const int64_t* rows,
+                                int num_rows, int64_t key_begin, int num_keys, uint64_t* columns) {
+  const auto rows_before = [&](int64_t query) { return std::lower_bound(rows, rows + num_rows, query) - rows; };
+  for (int key = 0; key < num_keys; ++key) {
+    const int32_t* first = ranges.data + ranges.ranges_of(s, s.batch_idx, rows[0], key_begin + key);
+    uint64_t shown = 0;
+    for (const int32_t* range = first; range < first + 2 * ranges.count; range += 2) {
+      shown |= low_bits(rows_before(range[1])) & ~low_bits(rows_before(range[0]));
+    }
+    columns[key] &= shown;
+  }
 }
 
 // columns[key] of at most 64 keys: a bit for each distinct row, by these masks.

@@ -39,6 +39,8 @@ struct AttentionArguments : AttentionShape {
   Table<int32_t> document_q;       // (batch, row); packed: batch stride 0, row of the packed tensor
   Table<int32_t> document_kv;      // (batch, slot)
   Table<int32_t> prefix;           // (batch)
+  RangeOperand key_ranges;         // of slots, for each row of q; packed: batch stride 0
+  RangeOperand query_ranges;       // of queries, for each row of k
   int64_t block_q = 0;
   int64_t block_kv = 0;
   int64_t window_left = -1;
@@ -160,7 +162,7 @@ inline constexpr SequenceTable kSequenceTables[] = {
 
 namespace detail {
 
-// Lengths, offsets, slots and pages: what validate_tables() reads.
+// Lengths, offsets, slots, pages and ranges: what validate_tables() reads.
 template <typename A, typename F>
 void length_tables(A& a, F&& f) {
   const auto table = [&](const char* name, auto& t, int64_t outer, int64_t count) {
@@ -170,6 +172,11 @@ void length_tables(A& a, F&& f) {
   table("cu_seqlens_q", a.cu_seqlens_q, 1, a.batch + 1);
   table("cu_seqlens_kv", a.cu_seqlens_kv, 1, a.batch + 1);
   table("page_table", a.page_table, a.batch, a.page_size > 0 ? a.seqlen_kv / a.page_size : 0);
+  const auto ranges = [&](const char* name, auto& t, int64_t batch, int64_t rows) {
+    if (t.data != nullptr) f(FieldName{name}, t, Access::table, batch, a.heads_q, rows);
+  };
+  ranges("key_ranges", a.key_ranges, a.axes_q().batch, a.total_q);
+  ranges("query_ranges", a.query_ranges, a.features.has(Feature::packed_kv) ? 1 : a.batch, a.total_kv);
 }
 
 // q, k, v, what they become, their gradients and scales.

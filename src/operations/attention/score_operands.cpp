@@ -70,7 +70,16 @@ class ScoreOperands {
       boolean("draft_mask", p_.draft_mask.dtype);
     }
     if (args_.key_ranges != nullptr) {
-      unsupported(message(function_, ": key_ranges is given, and no kernel has this mask yet"));
+      p_.features |= Feature::key_ranges;
+      p_.key_ranges =
+          reader_.ranges("key_ranges", *args_.key_ranges,
+                         {packed_q ? 1 : p_.batch, p_.heads_q, p_.total_q, packed_q ? "total_q" : "seqlen_q"});
+    }
+    if (args_.query_ranges != nullptr) {
+      p_.features |= Feature::query_ranges;
+      p_.query_ranges =
+          reader_.ranges("query_ranges", *args_.query_ranges,
+                         {packed_kv ? 1 : p_.batch, p_.heads_q, p_.total_kv, packed_kv ? "total_kv" : "seqlen_kv"});
     }
     if (args_.document_ids_q != nullptr || args_.document_ids_kv != nullptr) {
       if (args_.document_ids_q == nullptr) {

@@ -38,6 +38,7 @@ class Validator {
         expect_entry(table.at(b) >= of.least, of.name, b, table.at(b), "at least ", of.least);
       }
     }
+    ranges();
   }
 
  private:
@@ -135,6 +136,35 @@ class Validator {
       const bool has_keys = keys(b).begin < keys(b).end;
       expect_entry(!has_keys || (got >= 0 && got < p_.slots), "cache_batch_idx", b, got, "0 to ", p_.slots - 1,
                    ", the batch axis of k");
+    }
+  }
+
+  // Checks the ranges of valid queries and keys; those of other rows may hold anything.
+  void ranges() const {
+    if (!p_.features.has_any(Feature::key_ranges | Feature::query_ranges)) return;
+    for (int64_t b = 0; b < p_.batch; ++b) {
+      const Sequence s = core::sequence(p_, b);
+      if (p_.key_ranges.data != nullptr) ranges("key_ranges", p_.key_ranges, b, s.row_q, s.row_q + s.len_q);
+      if (p_.query_ranges.data != nullptr) ranges("query_ranges", p_.query_ranges, b, s.row_kv, s.row_kv + s.len_kv);
+    }
+  }
+  void ranges(const char* name, const RangeOperand& t, int64_t b, int64_t row_begin, int64_t row_end) const {
+    for (int64_t h = 0; h < (t.head_stride == 0 ? 1 : p_.heads_q); ++h) {
+      for (int64_t row = row_begin; row < row_end; ++row) {
+        const int32_t* of_row = t.data + b * t.batch_stride + h * t.head_stride + row * t.row_stride;
+        int64_t least = 0;  // where the next range may start
+        for (int64_t n = 0; n < t.count; ++n) {
+          const int64_t start = of_row[2 * n], end = of_row[2 * n + 1];
+          if (start == end) continue;
+          if (start < least || end < start) {
+            const int64_t batch_idx = t.batch_stride == 0 ? 0 : b;
+            invalid(message(function_, ": ", name, "[", batch_idx, ", ", h, ", ", row, ", ", n, "] is [", start, ", ",
+                            end, "), expected a start of at least ", least,
+                            least > 0 ? ", the end of the one before," : "", " and no less an end"));
+          }
+          least = end;
+        }
+      }
     }
   }
 

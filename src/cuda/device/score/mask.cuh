@@ -32,7 +32,8 @@ __device__ __forceinline__ bool is_visible(const portable::MasksParams& masks, c
 // Those that ElementRows has no way of its own for.
 __device__ constexpr ScoreConfig without_own_ways(const ScoreConfig& c) {
   ScoreConfig rest = masks_of(c);
-  rest.element_masks.documents = rest.element_masks.dense_mask = rest.element_masks.block_map = false;
+  portable::ElementMaskSet& set = rest.element_masks;
+  set.documents = set.dense_mask = set.block_map = set.key_ranges = false;
   return rest;
 }
 
@@ -78,6 +79,7 @@ class ElementRows {
     if constexpr (C.element_masks.dense_mask) bits &= in_dense<IsWhole>(i, j);
     if constexpr (C.element_masks.documents) bits &= in_documents<IsWhole>(i, j);
     if constexpr (C.element_masks.block_map) bits &= in_block_map(i, j);
+    if constexpr (C.element_masks.key_ranges) bits &= in_key_ranges(i, j);
     constexpr ScoreConfig kOthers = without_own_ways(C);
     if constexpr (num_masks(kOthers) > 0) {
       bits &= each_key(
@@ -128,6 +130,17 @@ class ElementRows {
     const int32_t first = column(j);
     if (column(j + kKeysAtOnce - 1) == first) return row[first * map.kv_stride] != 0 ? kAllAtOnce : 0;
     return each_key(j, [&](int32_t key) { return row[column(key) * map.kv_stride] != 0; });
+  }
+  __device__ __forceinline__ uint32_t in_key_ranges(int32_t i, int32_t j) const {
+    const portable::KeyRanges& ranges = masks_.elements.key_ranges;
+    const int32_t* row = ranges.data + ranges.row(s_, batch_idx_, head_idx_, i);
+    const auto keys_before = [&](int32_t slot) { return clamp(max(slot, 0) - s_.slot_kv - j, 0, kKeysAtOnce); };
+    uint32_t bits = 0;
+#pragma unroll 1
+    for (int32_t n = 0; n < ranges.count; ++n) {
+      bits |= ((1u << keys_before(row[2 * n + 1])) - 1) & ~((1u << keys_before(row[2 * n])) - 1);
+    }
+    return bits;
   }
 
   const portable::MasksParams& masks_;
