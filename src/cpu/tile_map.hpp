@@ -1,4 +1,4 @@
-// The tile map of a call with element masks (document, dense, draft, block map): what each query tile sees of each tile
+// The tile map of a call with element masks (portable/element_masks.hpp): what each query tile sees of each tile
 // of keys, and which keys no query sees. Made at the start of a run, before any key is read.
 //
 // A sequence has one map, or one for each KV head if heads differ. Sequences share one where neither masks nor lengths

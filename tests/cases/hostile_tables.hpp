@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cases/random.hpp"
+#include "cases/tensor_places.hpp"
 #include "tessella/tessella.h"
 
 namespace tessella::tests {

@@ -101,7 +101,8 @@ TEST(EmulatedBackwardSm90, WideScores) {
 TEST(EmulatedBackwardSm90, Masks) {
   for (const char* dims : {"", kWide}) {
     for (const char* mask : {"document=1 masked_nan=1", "dense=bhqk", "dense=k masked_nan=1 window_right=0", "dense=hk",
-                             "block_map=hqk batch=2 leftpad_kv=1"}) {
+                             "block_map=hqk batch=2 leftpad_kv=1", "key_ranges=h masked_nan=1 mask_region=60",
+                             "query_ranges=bh batch=2 masked_nan=1 mask_region=60 leftpad_kv=1"}) {
       expect_right(std::string(dims) + mask);
     }
   }

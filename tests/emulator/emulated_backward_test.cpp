@@ -59,7 +59,8 @@ TEST(EmulatedBackward, TheSameBitsUnderEverySchedule) {
 }
 
 TEST(EmulatedBackward, UnseenKeysAndQueriesMayHoldNaN) {
-  for (const char* feature : {"masked_nan=1 causal_top_left=1", "masked_nan=1 dense=k", "masked_nan=1 document=1"}) {
+  for (const char* feature : {"masked_nan=1 causal_top_left=1", "masked_nan=1 dense=k", "masked_nan=1 document=1",
+                              "masked_nan=1 key_ranges=1 mask_region=20", "masked_nan=1 query_ranges=h"}) {
     expect_right(with_feature(kSizes, feature));
   }
 }

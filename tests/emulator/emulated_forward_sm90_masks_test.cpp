@@ -44,6 +44,14 @@ TEST_P(EmulatedMasks, OneAndAllTogether) {
       expect_right(c);
     }
     c.block_map = "";
+    c.mask_region = 50;
+    c.key_ranges = "bh";
+    expect_right(c);
+    c.key_ranges = "";
+    c.query_ranges = "h";
+    expect_right(c);
+    c.query_ranges = "";
+    c.mask_region = 0;
     c.causal_top_left = true;
     expect_right(c, 1, Sources::any);
     c.document = true;

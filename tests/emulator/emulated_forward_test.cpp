@@ -15,18 +15,14 @@ namespace {
 
 // With NaN in v that nobody sees.
 TEST(EmulatedSm80, Masks) {
-  for (const auto& [has_documents, has_dense, has_block_map, has_drafts] : {std::tuple{true, false, false, false},
-                                                                            {false, true, false, false},
-                                                                            {false, false, false, true},
-                                                                            {true, true, true, true}}) {
+  for (const char* masks : {"document=1", "dense=bhqk", "draft_mask=b cache_batch_idx=1 masked_nan=1",
+                            "key_ranges=bh masked_nan=1 mask_region=20", "query_ranges=b masked_nan=1",
+                            "document=1 dense=bhqk draft_mask=b cache_batch_idx=1 masked_nan=1 block_map=hqk block_q=7 "
+                            "block_kv=24"}) {
     for (const bool is_causal : {false, true}) {
       for (const int64_t seqlen : {37, 300}) {
-        Case c = base(32, 32);
+        Case c = with_feature(to_string(base(32, 32)), masks);
         c.seqlen_q = c.seqlen_kv = seqlen;
-        c.document = has_documents;
-        if (has_dense) c.dense = "bhqk";
-        if (has_drafts) c.draft_mask = "b", c.cache_batch_idx = c.masked_nan = true;
-        if (has_block_map) c.block_map = "hqk", c.block_q = 7, c.block_kv = 24;
         if (is_causal) c.window_right = 0, c.seqlens_kv = c.seqlens_q = true;
         EXPECT_EQ(run_sm80(c, 1), "") << "--case \"" << to_string(c) << "\"";
       }

@@ -39,6 +39,10 @@ constexpr const char* kMasks[] = {"dense=bhqk",
                                   "document=1 causal_top_left=1 chunk=60 seqlen_q=200 seqlen_kv=230",
                                   "block_map=hqk block_q=100 block_kv=130 seqlen_q=400",
                                   "block_map=bqk block_q=7 block_kv=24 chunk=70",
+                                  "key_ranges=b mask_region=30 seqlen_q=200",
+                                  "key_ranges=1 packed_q=1 packed_kv=1 window_right=0",
+                                  "query_ranges=bh mask_region=100 seqlen_kv=500 leftpad_kv=1",
+                                  "query_ranges=1 key_ranges=h packed_kv=1",
                                   "document=1 dense=hqk block_map=qk block_q=40 block_kv=40 prefix=1"};
 
 Case case_of(const std::string& fields) {
@@ -151,7 +155,8 @@ TEST(EmulatedMaskMap, SameResults) {
 // So are gradients, in the kernels' several tiles.
 TEST(EmulatedMaskMap, SameGradients) {
   constexpr const char* kSizes = "dtype=bf16 heads_q=2 heads_kv=1 seqlen_q=150 seqlen_kv=300 seed=1";
-  for (const char* mask : {"dense=bqk", "document=1 window_right=0", "block_map=hqk block_q=70 block_kv=130"}) {
+  for (const char* mask : {"dense=bqk", "document=1 window_right=0", "block_map=hqk block_q=70 block_kv=130",
+                           "key_ranges=h mask_region=40", "query_ranges=1 mask_region=40"}) {
     for (const char* dims : {"head_dim_qk=64 head_dim_v=64", "head_dim_qk=192 head_dim_v=128"}) {
       const Case c = with_feature(kSizes, std::string(mask) + " " + dims);
       for (const MakeRecipe recipe : {cuda::backward_sm90_recipe, cuda::backward_sm80_recipe}) {
@@ -167,7 +172,8 @@ TEST(EmulatedMaskMap, SameGradients) {
 
 // Keys that no query sees hold NaN.
 TEST(EmulatedMaskMap, MaskedNan) {
-  for (const char* mask : {"dense=k masked_nan=1 window_right=0", "document=1 masked_nan=1"}) {
+  for (const char* mask : {"dense=k masked_nan=1 window_right=0", "document=1 masked_nan=1",
+                           "query_ranges=1 masked_nan=1 mask_region=30"}) {
     const Case c = case_of(mask);
     Call call(c);
     EXPECT_EQ(run_recipe(call, cuda::forward_sm90_recipe, 0, 1, Sources::none, {.scheduled = true}), "");

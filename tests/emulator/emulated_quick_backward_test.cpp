@@ -39,6 +39,11 @@ TEST(EmulatedQuickBackward, DeadRows) { expect_right("window_right=0 seqlen_kv=1
 
 TEST(EmulatedQuickBackward, UnseenKeys) { expect_right("masked_nan=1 dense=k window_right=0"); }
 
+TEST(EmulatedQuickBackward, Ranges) {
+  expect_right("masked_nan=1 key_ranges=h mask_region=40", 2);
+  expect_right("masked_nan=1 query_ranges=1 mask_region=40", 2);
+}
+
 // Queries that see no key, with a finite LSE.
 TEST(EmulatedQuickBackward, DeadRowsBesideASink) { expect_right("masked_nan=1 dense=qk sink=1"); }
 

@@ -53,6 +53,17 @@ TEST(EmulatedQuick, Causal) {
   expect_right(c);
 }
 
+TEST(EmulatedQuick, Ranges) {
+  Case c = small(64);
+  c.masked_nan = true;
+  c.mask_region = 40;
+  c.key_ranges = "1";
+  expect_right(c);
+  c.key_ranges = "";
+  c.query_ranges = "1";
+  expect_right(c);
+}
+
 TEST(EmulatedQuick, Alibi) {
   Case c = small(128);
   c.alibi = "h";

@@ -47,6 +47,8 @@ inline const FeatureSet kFeatureSets[] = {
     {"score_mod", Feature::score_mod},
     {"dense mask", Feature::dense_mask},
     {"draft mask", Feature::draft_mask},
+    {"key ranges", Feature::key_ranges},
+    {"query ranges", Feature::query_ranges},
     {"mask_mod", Feature::mask_mod},
     {"pages", Feature::paged_kv},
     {"bands with holes", Feature::causal_top_left | Feature::chunk},

@@ -28,6 +28,7 @@ TEST(KernelMatrixBackwardSm90, CompilesWithoutSpillsOrWaits) {
   const core::Features sets[] = {{},
                                  Feature::bias | Feature::dropout | Feature::alibi,
                                  Feature::dense_mask | Feature::bias,
+                                 Feature::query_ranges,
                                  Feature::softcap,
                                  Feature::alibi,
                                  Feature::bias,
@@ -36,8 +37,9 @@ TEST(KernelMatrixBackwardSm90, CompilesWithoutSpillsOrWaits) {
                                  Feature::softcap | Feature::bias,
                                  Feature::softcap | Feature::dropout,
                                  Feature::document,
+                                 Feature::key_ranges,
                                  Feature::block_map | Feature::mask_mod | Feature::dropout};
-  constexpr size_t kAlways = 3;
+  constexpr size_t kAlways = 4;
   const HeadDims all_dims[] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
   for (const HeadDims& dims : all_dims) {
     for (const core::Features features : std::span(sets).first(g_full ? std::size(sets) : kAlways)) {

@@ -84,6 +84,8 @@ TEST(KernelMatrixSm90, CompilesWithoutSpillsOrWaits) {
                              {"pages", Feature::paged_kv},
                              {"masks", core::kElementMasks | Feature::mask_mod},
                              {"draft mask", Feature::draft_mask},
+                             {"key ranges", Feature::key_ranges},
+                             {"query ranges", Feature::query_ranges},
                              {"mask and softcap", Feature::dense_mask | Feature::softcap},
                              {"mask, softcap and dropout", Feature::mask_mod | Feature::softcap | Feature::dropout},
                              {"mask and alibi", Feature::document | Feature::alibi},

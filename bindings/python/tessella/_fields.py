@@ -56,7 +56,7 @@ def set_options(fields: Fields, options: Mapping[str, Any]) -> None:
 
 
 # What is read element by element: a schedule beside any of them is the map of the mask.
-MAPPED_MASKS = ("dense_mask", "block_map", "document_ids_q", "mask_mod")
+MAPPED_MASKS = ("dense_mask", "block_map", "document_ids_q", "key_ranges", "query_ranges", "mask_mod")
 # What a map of a mask is made of, beside the mask.
 IN_MAPS = (
     *("seqlens_q", "seqlens_kv", "cu_seqlens_q", "cu_seqlens_kv", "leftpad_kv"),

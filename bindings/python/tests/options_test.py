@@ -23,6 +23,9 @@ TILES = RNG.random((HEADS_Q, 3, 5)) < 0.6
 IDS_Q = np.sort(RNG.integers(0, 3, (BATCH, SEQLEN_Q)).astype(INT))
 IDS_KV = np.sort(RNG.integers(0, 3, (BATCH, SEQLEN_KV)).astype(INT))
 LENGTHS_Q, LENGTHS_KV = np.array([21, 9], INT), np.array([30, 37], INT)
+ENDS = np.sort(RNG.integers(0, SEQLEN_KV + 3, (BATCH, HEADS_Q, SEQLEN_Q, 6)).astype(INT))
+KEY_RANGES = ENDS.reshape(BATCH, HEADS_Q, SEQLEN_Q, 3, 2)
+QUERY_RANGES = np.sort(RNG.integers(0, SEQLEN_Q + 3, (SEQLEN_KV, 4)).astype(INT)).reshape(SEQLEN_KV, 2, 2)
 PREFIX, LEFTPAD = np.array([3, 20], INT), np.array([5, 0], INT)
 window = tessella.window
 
@@ -78,6 +81,22 @@ CASES = {
             "mask": tessella.dense(DENSE) & tessella.block_map(TILES, 8, 8) & tessella.document(IDS_Q, IDS_KV),
         },
         {"leftpad_kv": LEFTPAD, "dense": DENSE, "block_map": (TILES, 8, 8), "document": (IDS_Q, IDS_KV)},
+    ),
+    "key_ranges": ({"mask": tessella.key_ranges(KEY_RANGES)}, {"key_ranges": KEY_RANGES}),
+    "query_ranges": ({"mask": tessella.query_ranges(QUERY_RANGES)}, {"query_ranges": QUERY_RANGES}),
+    "both and padding": (
+        {
+            "leftpad_kv": LEFTPAD,
+            "seqlens_q": LENGTHS_Q,
+            "mask": tessella.key_ranges(KEY_RANGES[:, :1]) & tessella.query_ranges(QUERY_RANGES) & "causal",
+        },
+        {
+            "leftpad_kv": LEFTPAD,
+            "seqlens_q": LENGTHS_Q,
+            "key_ranges": KEY_RANGES[:, :1],
+            "query_ranges": QUERY_RANGES,
+            "window": (-1, 0),
+        },
     ),
     "num_threads": ({"num_threads": 1}, {}),
     "max_seqlen": ({"max_seqlen_q": 100, "max_seqlen_kv": 100}, {}),
@@ -255,6 +274,18 @@ def test_packed(dtype):
     swapped = [np.swapaxes(t, 0, 1) for t in (q, k, v)]
     other = tessella.attention(*swapped, mask="causal", layout="bhsd", **packed)
     np.testing.assert_array_equal(np.swapaxes(other, 0, 1), out)
+
+
+def test_packed_ranges_have_rows_of_the_packed_tensors():
+    rng = np.random.default_rng(6)
+    cu_q, cu_kv = np.array([0, 5, 5, 18], INT), np.array([0, 9, 20, 40], INT)
+    q, k, v = (comparison.random(rng, rows, HEADS_Q, DIM_QK) for rows in (18, 40, 40))
+    keys = np.sort(rng.integers(0, 22, (HEADS_Q, 18, 4)).astype(INT)).reshape(HEADS_Q, 18, 2, 2)
+    queries = np.sort(rng.integers(0, 14, (40, 6)).astype(INT)).reshape(40, 3, 2)
+    packed = {"cu_seqlens_q": cu_q, "cu_seqlens_kv": cu_kv}
+    mask = tessella.key_ranges(keys) & tessella.query_ranges(queries)
+    out, lse = tessella.attention(q, k, v, mask=mask, return_lse=True, **packed)
+    comparison.assert_matches(out, q, k, v, lse, key_ranges=keys, query_ranges=queries, **packed)
 
 
 def test_packed_scores_count_from_the_first_of_each_sequence():

@@ -75,6 +75,10 @@ def _sequence(q, k, v, b, rows, keys, options, dtype):
     if "block_map" in options:
         tiles, block_q, block_kv = options["block_map"]
         visible &= seen(tiles, np.arange(len_q) // block_q, np.arange(first, last) // block_kv)
+    if "key_ranges" in options:
+        visible &= _held(options["key_ranges"], b, rows, slice(len_q), np.arange(first, last))
+    if "query_ranges" in options:
+        visible &= np.swapaxes(_held(options["query_ranges"], b, keys, slots, np.arange(len_q)), -1, -2)
     scores = np.where(visible, scores, -np.inf)
 
     sink = np.asarray(options["sink"], dtype)[:, None] if "sink" in options else np.full((heads, 1), -np.inf, dtype)
@@ -97,6 +101,14 @@ def _sequence(q, k, v, b, rows, keys, options, dtype):
     padded = np.full((heads, slots_q), -np.inf, dtype)
     padded[:, :len_q] = lse
     return out, padded
+
+
+def _held(ranges, b, rows, valid, indices):
+    """(heads, rows, indices): which indices the ranges of each row hold. rows: a slice of packed rows, or a batch."""
+    ranges = ranges.reshape((1,) * (5 - ranges.ndim) + ranges.shape)
+    of_sequence = ranges[0][:, rows] if isinstance(rows, slice) else ranges[b if len(ranges) > 1 else 0]
+    start, end = (of_sequence[:, valid, :, at, None] for at in (0, 1))
+    return ((start <= indices) & (indices < end)).any(axis=2)
 
 
 def _dropped(options):

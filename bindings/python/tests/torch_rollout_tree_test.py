@@ -12,7 +12,7 @@ EXAMPLE = pathlib.Path(__file__).parents[3] / "examples/rollout_tree.py"
 
 
 @pytest.mark.skipif(not EXAMPLE.is_file(), reason="the examples are not beside the tests")
-@pytest.mark.parametrize("mask", ["dense"])
+@pytest.mark.parametrize("mask", ["ranges", "dense"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_a_tree_is_its_sequences(device, dtype, mask):
     sizes = ["--prompt", "50", "--longest", "20", "--rounds", "1"]

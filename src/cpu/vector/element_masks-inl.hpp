@@ -1,4 +1,4 @@
-// What the element masks (document, dense, draft, block map) show, as words: bit n of a row's word is key n of 64.
+// What the element masks (portable/element_masks.hpp) show, as words: bit n of a row's word is key n of 64.
 // Bytes and ids are read along a row, where they lie together, and rows that read the same share their words.
 // Transposed masks are read by columns.
 #pragma once

@@ -23,7 +23,7 @@ from .._options import SCHEMAS, STRUCTS
 TENSORS = {
     field: f"{field}_tensor" if field in ("seed", "offset") else field
     for field in ARRAYS
-    if field not in ("q", "k", "v", "out", "lse", "key_ranges")  # the last is reserved
+    if field not in ("q", "k", "v", "out", "lse")
 }
 
 TORCH_DTYPES = {code: getattr(torch, name) for name, code in DTYPES.items() if hasattr(torch, name)}

@@ -75,8 +75,8 @@ void add_mask_passes(Recipe& recipe, const core::AttentionShape& bounds, const F
 std::string no_mask_map(const core::AttentionShape& p) {
   if (!p.features.has(Feature::schedule)) return "";
   if (p.features.has_any(core::kMappedMasks)) return too_large(p, kMapTiles);
-  return "a schedule beside many queries is the map of a mask, and the call has none of document, dense, block_map and "
-         "mask_mod";
+  return "a schedule beside many queries is the map of a mask, and the call has none of document, dense, block_map, "
+         "key_ranges, query_ranges and mask_mod";
 }
 
 int64_t mask_map_bytes(const core::Arguments& call) {
