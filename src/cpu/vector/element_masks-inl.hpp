@@ -297,7 +297,10 @@ inline void and_mask_by_columns(const portable::BlockMap& map, const core::Seque
 // The heads see the same, and queries never fall from row to row.
 inline void and_mask_by_columns(const portable::QueryRanges& ranges, const core::Sequence& s, const int64_t* rows,
                                 int num_rows, int64_t key_begin, int num_keys, uint64_t* columns) {
-  const auto rows_before = [&](int64_t query) { return std::lower_bound(rows, rows + num_rows, query) - rows; };
+  const auto rows_before = [&](int64_t query) -> int64_t {  // most often none or all
+    if (query <= rows[0]) return 0;
+    return query > rows[num_rows - 1] ? num_rows : std::lower_bound(rows, rows + num_rows, query) - rows;
+  };
   for (int key = 0; key < num_keys; ++key) {
     const int32_t* first = ranges.data + ranges.ranges_of(s, s.batch_idx, rows[0], key_begin + key);
     uint64_t shown = 0;
