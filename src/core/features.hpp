@@ -112,21 +112,23 @@ std::string names(Features features);
 // The caller's source is compiled for a GPU; nothing compiles it on a CPU.
 inline constexpr Features kModFeatures = Feature::score_mod | Feature::mask_mod;
 
+// Masks that are not intervals: which elements of the band are seen (portable/element_masks.hpp).
+inline constexpr Features kElementMasks = Feature::document | Feature::dense_mask | Feature::block_map |
+                                          Feature::draft_mask | Feature::key_ranges | Feature::query_ranges;
+
 // What kernels of any number of queries compute, each by what it adds or leaves out. A new feature is in no such set: a
 // kernel that does not name it is not eligible.
 inline constexpr Features kCommonFeatures =
-    Feature::window | Feature::causal_top_left | Feature::chunk | Feature::keep_first | Feature::prefix |
-    Feature::document | Feature::dense_mask | Feature::block_map | Feature::draft_mask | Feature::seqlens_q |
-    Feature::seqlens_kv | Feature::leftpad_kv | Feature::packed_q | Feature::packed_kv | Feature::paged_kv |
-    Feature::cache_batch_idx | Feature::key_ranges | Feature::query_ranges | Feature::bias | Feature::alibi |
+    kElementMasks | Feature::window | Feature::causal_top_left | Feature::chunk | Feature::keep_first |
+    Feature::prefix | Feature::seqlens_q | Feature::seqlens_kv | Feature::leftpad_kv | Feature::packed_q |
+    Feature::packed_kv | Feature::paged_kv | Feature::cache_batch_idx | Feature::bias | Feature::alibi |
     Feature::softcap | Feature::sink | Feature::dropout | Feature::lse;
 
 // What was made before a call: it says how the call is computed, not what.
 inline constexpr Features kMadeBefore = Feature::schedule;
 
 // Masks whose map a schedule may be; without any of them it says where keys are split.
-inline constexpr Features kMappedMasks = Feature::document | Feature::dense_mask | Feature::block_map |
-                                         Feature::key_ranges | Feature::query_ranges | Feature::mask_mod;
+inline constexpr Features kMappedMasks = kElementMasks.without(Feature::draft_mask) | Feature::mask_mod;
 
 // Features of k and v stored in 8 or 4 bits. A kernel names them together with the dtypes that it takes.
 inline constexpr Features kQuantizedFeatures = Feature::kv_scales;
@@ -138,9 +140,5 @@ inline constexpr Features kGradientFeatures =
 // Features of calls that have no gradients.
 inline constexpr Features kForwardOnlyFeatures = Feature::paged_kv | Feature::cache_batch_idx | Feature::draft_mask |
                                                  Feature::transposed_v | kMadeBefore | kQuantizedFeatures;
-
-// Masks that are not intervals: which elements of the band are seen.
-inline constexpr Features kElementMasks = Feature::document | Feature::dense_mask | Feature::block_map |
-                                          Feature::draft_mask | Feature::key_ranges | Feature::query_ranges;
 
 }  // namespace tessella::core

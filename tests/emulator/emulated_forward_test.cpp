@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <tuple>
 
+#include "cases/backward_features.hpp"
 #include "emulated_case.hpp"
 #include "emulated_parts.hpp"
 
