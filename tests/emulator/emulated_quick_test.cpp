@@ -59,6 +59,8 @@ TEST(EmulatedQuick, Ranges) {
   c.mask_region = 40;
   c.key_ranges = "1";
   expect_right(c);
+  c.leftpad_kv = true;
+  expect_right(c);
   c.key_ranges = "";
   c.query_ranges = "1";
   expect_right(c);

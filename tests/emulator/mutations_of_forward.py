@@ -4,6 +4,20 @@ from mutation import F8, OTHERS, SHORT_ROWS, Mutation
 
 MUTATIONS = [
     Mutation(
+        "range_start",
+        "mask.cuh",
+        "- 1) & ~((1u << keys_before(row[2 * n])) - 1);",
+        "- 1);",
+        "Ranges",
+    ),
+    Mutation(
+        "range_of_slots",
+        "mask.cuh",
+        "clamp(max(slot, 0) - s_.slot_kv - j, 0, kKeysAtOnce)",
+        "clamp(max(slot, 0) - j, 0, kKeysAtOnce)",
+        "Ranges",
+    ),
+    Mutation(
         "k_wait",
         "forward_sm90.cuh",
         "k.wait_full(); wait_for_turn(); begin_scores(s[0]); v.wait_full();",
