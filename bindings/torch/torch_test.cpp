@@ -194,7 +194,7 @@ void test_mask_map(const at::Device& device) {
   const at::Tensor map = ts::torch::mask_map(q, k, v, options, {.sink = sink});
   expect(map.defined() == device.is_cuda(), "a map is made on GPUs alone");
   expect(!ts::torch::mask_map(q, k, v, {.mask = ts::Mask::causal()}).defined(), "a map of a mask that is not read");
-  const at::Tensor out = attention(q, k, v, options, {.schedule = map, .sink = sink}),
+  const at::Tensor out = attention(q, k, v, options, {.mask_map = map, .sink = sink}),
                    without = attention(q, k, v, options, {.sink = sink});
   expect(out.equal(without) && out.abs().max().item<double>() > 0, "out by the map of a mask");
   const auto got = ::torch::autograd::grad({out.sum()}, {q, k, v, sink}),

@@ -65,8 +65,10 @@ struct ForwardArgs {
   // (batch or 1, seqlen_q, seqlen_q), or (seqlen_q, seqlen_q) for all, bool: what queries see of the last keys, which
   // are theirs
   TensorView draft_mask = {};
-  // (n), i32 on the GPU: of Plan::make_schedule: where keys of ragged sequences are split, or the map of element masks
+  // (n), i32 on the GPU: of Plan::make_schedule: where keys of ragged sequences are split
   TensorView schedule = {};
+  // (n), i32 on the GPU: of Plan::make_mask_map: which tiles the mask hides
+  TensorView mask_map = {};
   // broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), f32 or dtype of q: added to the scaled scores; of the longest
   // sequence where packed
   TensorView bias = {};
@@ -404,6 +406,7 @@ inline void fill(tessella_forward_args& to, const ForwardArgs& from) {
   to.cache_batch_idx = pointer(from.cache_batch_idx);
   to.draft_mask = pointer(from.draft_mask);
   to.schedule = pointer(from.schedule);
+  to.mask_map = pointer(from.mask_map);
   to.bias = pointer(from.bias);
   to.alibi_slopes = pointer(from.alibi_slopes);
   to.sink = pointer(from.sink);
@@ -610,7 +613,9 @@ inline constexpr TensorField kTensorFields[] = {
     {"draft_mask", &tessella_forward_args::draft_mask, TESSELLA_BOOL,
      "what queries see of the last keys, which are theirs", true},
     {"schedule", &tessella_forward_args::schedule, TESSELLA_DTYPE_DEFAULT,
-     "of Plan::make_schedule: where keys of ragged sequences are split, or the map of element masks", false},
+     "of Plan::make_schedule: where keys of ragged sequences are split", false},
+    {"mask_map", &tessella_forward_args::mask_map, TESSELLA_DTYPE_DEFAULT,
+     "of Plan::make_mask_map: which tiles the mask hides", false},
     {"bias", &tessella_forward_args::bias, TESSELLA_DTYPE_DEFAULT,
      "added to the scaled scores; of the longest sequence where packed", true},
     {"alibi_slopes", &tessella_forward_args::alibi_slopes, TESSELLA_F32,
@@ -691,13 +696,13 @@ void option_fields(F&& f) {
 inline constexpr const char* kAttentionSchema =
     "Tensor q, Tensor k, Tensor v, *, str layout='bshd', Tensor? seqlens_q=None, Tensor? seqlens_kv=None, Tensor?"
     " cu_seqlens_q=None, Tensor? cu_seqlens_kv=None, Tensor? leftpad_kv=None, Tensor? schedule=None, Tensor? "
-    "bias=None, Tensor? alibi_slopes=None, Tensor? sink=None, Tensor? dense_mask=None, Tensor? block_map=None, "
-    "Tensor? document_ids_q=None, Tensor? document_ids_kv=None, Tensor? prefix_lengths=None, Tensor? "
-    "key_ranges=None, Tensor? query_ranges=None, Tensor? seed_tensor=None, Tensor? offset_tensor=None, Tensor[]? "
-    "mod_args=None, bool causal_top_left=False, SymInt window_left=-1, SymInt window_right=-1, SymInt chunk=0, "
-    "SymInt keep_first=0, SymInt block_map_q=0, SymInt block_map_kv=0, float? scale=None, float softcap=0.0, "
-    "float dropout=0.0, int seed=0, int offset=0, SymInt first_batch=0, SymInt first_head=0, SymInt "
-    "first_query=0, SymInt first_key=0, SymInt whole_heads_q=0, str? score_mod=None, str? "
+    "mask_map=None, Tensor? bias=None, Tensor? alibi_slopes=None, Tensor? sink=None, Tensor? dense_mask=None, "
+    "Tensor? block_map=None, Tensor? document_ids_q=None, Tensor? document_ids_kv=None, Tensor? "
+    "prefix_lengths=None, Tensor? key_ranges=None, Tensor? query_ranges=None, Tensor? seed_tensor=None, Tensor? "
+    "offset_tensor=None, Tensor[]? mod_args=None, bool causal_top_left=False, SymInt window_left=-1, SymInt "
+    "window_right=-1, SymInt chunk=0, SymInt keep_first=0, SymInt block_map_q=0, SymInt block_map_kv=0, float? "
+    "scale=None, float softcap=0.0, float dropout=0.0, int seed=0, int offset=0, SymInt first_batch=0, SymInt "
+    "first_head=0, SymInt first_query=0, SymInt first_key=0, SymInt whole_heads_q=0, str? score_mod=None, str? "
     "score_mod_gradient=None, str? mask_mod=None, ScalarType? out_dtype=None, bool? deterministic=None, bool "
     "batch_invariant=False, int query_class=0, int num_splits=0, int num_sms=0, int? num_threads=None, bool "
     "check_device_values=False, SymInt max_seqlen_q=0, SymInt max_seqlen_kv=0, str? kernel_name=None, bool "
@@ -706,16 +711,17 @@ inline constexpr const char* kAttentionCachedSchema =
     "Tensor q, Tensor k, Tensor v, *, str layout='bshd', Tensor? q_scale=None, Tensor? k_scale=None, Tensor? "
     "v_scale=None, Tensor? out_scale=None, Tensor? seqlens_q=None, Tensor? seqlens_kv=None, Tensor? "
     "cu_seqlens_q=None, Tensor? cu_seqlens_kv=None, Tensor? leftpad_kv=None, Tensor? page_table=None, Tensor? "
-    "cache_batch_idx=None, Tensor? draft_mask=None, Tensor? schedule=None, Tensor? bias=None, Tensor? "
-    "alibi_slopes=None, Tensor? sink=None, Tensor? dense_mask=None, Tensor? block_map=None, Tensor? "
-    "document_ids_q=None, Tensor? document_ids_kv=None, Tensor? prefix_lengths=None, Tensor? key_ranges=None, "
-    "Tensor? query_ranges=None, Tensor[]? mod_args=None, bool causal_top_left=False, SymInt window_left=-1, "
-    "SymInt window_right=-1, SymInt chunk=0, SymInt keep_first=0, SymInt block_map_q=0, SymInt block_map_kv=0, "
-    "float? scale=None, float softcap=0.0, SymInt first_batch=0, SymInt first_head=0, SymInt first_query=0, "
-    "SymInt first_key=0, SymInt whole_heads_q=0, str? score_mod=None, str? mask_mod=None, SymInt scale_block=0, "
-    "ScalarType? out_dtype=None, bool batch_invariant=False, int query_class=0, int num_splits=0, int num_sms=0, "
-    "int? num_threads=None, bool check_device_values=False, SymInt max_seqlen_q=0, SymInt max_seqlen_kv=0, str? "
-    "kernel_name=None, bool cache_settled=False, str? kv_dtype=None, bool v_transposed=False";
+    "cache_batch_idx=None, Tensor? draft_mask=None, Tensor? schedule=None, Tensor? mask_map=None, Tensor? "
+    "bias=None, Tensor? alibi_slopes=None, Tensor? sink=None, Tensor? dense_mask=None, Tensor? block_map=None, "
+    "Tensor? document_ids_q=None, Tensor? document_ids_kv=None, Tensor? prefix_lengths=None, Tensor? "
+    "key_ranges=None, Tensor? query_ranges=None, Tensor[]? mod_args=None, bool causal_top_left=False, SymInt "
+    "window_left=-1, SymInt window_right=-1, SymInt chunk=0, SymInt keep_first=0, SymInt block_map_q=0, SymInt "
+    "block_map_kv=0, float? scale=None, float softcap=0.0, SymInt first_batch=0, SymInt first_head=0, SymInt "
+    "first_query=0, SymInt first_key=0, SymInt whole_heads_q=0, str? score_mod=None, str? mask_mod=None, SymInt "
+    "scale_block=0, ScalarType? out_dtype=None, bool batch_invariant=False, int query_class=0, int num_splits=0, "
+    "int num_sms=0, int? num_threads=None, bool check_device_values=False, SymInt max_seqlen_q=0, SymInt "
+    "max_seqlen_kv=0, str? kernel_name=None, bool cache_settled=False, str? kv_dtype=None, bool "
+    "v_transposed=False";
 
 }  // namespace detail
 }  // namespace tessella

@@ -55,7 +55,7 @@ class Plan : public detail::PlanOfAny {
     detail::check(tessella_plan_run(plan_.get(), &call.tagged, workspace, stream));
   }
 
-  // Bytes of the schedule that runs follow; 0 where the plan was made without one.
+  // Bytes of the schedule or the map of a mask that runs read; 0 where the plan was made without one.
   size_t schedule_bytes() const {
     size_t bytes = 0;
     detail::check(tessella_plan_schedule_size(plan_.get(), &bytes));
@@ -73,6 +73,19 @@ class Plan : public detail::PlanOfAny {
   void make_schedule(const ForwardArgs& args, const AttentionOptions& options, void* stream = nullptr) const {
     const detail::ForwardCall call(args, options);
     detail::check(tessella_plan_schedule(plan_.get(), &call.tagged, stream));
+  }
+  // Bytes of args.mask_map for one call.
+  size_t mask_map_bytes(const ForwardArgs& args) const {
+    const detail::ForwardCall call(args, options_);
+    size_t bytes = 0;
+    detail::check(tessella_plan_mask_map_size(plan_.get(), &call.tagged, &bytes));
+    return bytes;
+  }
+  // Queues the making of args.mask_map, for all calls with this mask; see tessella_plan_mask_map.
+  void make_mask_map(const ForwardArgs& args, void* stream = nullptr) const { make_mask_map(args, options_, stream); }
+  void make_mask_map(const ForwardArgs& args, const AttentionOptions& options, void* stream = nullptr) const {
+    const detail::ForwardCall call(args, options);
+    detail::check(tessella_plan_mask_map(plan_.get(), &call.tagged, stream));
   }
 
  private:

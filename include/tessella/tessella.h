@@ -176,9 +176,11 @@ typedef struct tessella_tensor {
  *   schedule       (n), i32 on the GPU   of tessella_plan_schedule_size_for bytes at least: what tessella_plan_schedule
  *                  wrote. It says how the keys of ragged sequences are split. Runs of one stream at a time have it, as
  *                  they count in it what is done, and overlap it with nothing else. Not beside batch_invariant or
- *                  num_splits. Beside documents, dense_mask, block_map or mask_mod it is the map of the mask instead:
- *                  what each 64 queries see of each key, which spares runs the reading of the mask. Runs only read it,
- *                  of any stream, forward and backward
+ *                  num_splits. Beside a mask that has a map it is that map, as mask_map, until the next SOVERSION
+ *   mask_map       (n), i32 on the GPU   of tessella_plan_mask_map_size bytes at least: what tessella_plan_mask_map
+ *                  wrote, the map of documents, dense_mask, block_map, key_ranges, query_ranges or mask_mod: what each
+ *                  64 queries see of each key, which spares the reading of the mask to find the tiles that it hides.
+ *                  Runs only read it, of any stream, forward and backward
  *   bias           broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), f32 or dtype of q   added to scaled scores.
  *                  Beside cu_seqlens it counts the queries or keys of each sequence from its first, as dense_mask and
  *                  block_map do: its axes are those of the longest sequence, up to max_seqlen_q and max_seqlen_kv where
@@ -236,12 +238,13 @@ typedef struct tessella_forward_args {
   const tessella_tensor* cache_batch_idx;
   const tessella_tensor* schedule;
   const tessella_tensor* query_ranges;
+  const tessella_tensor* mask_map;
 } tessella_forward_args;
 
 #define TESSELLA_FORWARD_ARGS_INIT                                                                                     \
   {                                                                                                                    \
     sizeof(tessella_forward_args), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
-        0, 0, 0, 0, 0                                                                                                  \
+        0, 0, 0, 0, 0, 0                                                                                               \
   }
 /* end of generated */
 
@@ -861,20 +864,25 @@ TESSELLA_API tessella_status tessella_plan_initialize(const tessella_plan* plan,
                                                       void* stream);
 TESSELLA_API tessella_status tessella_plan_workspace(const tessella_plan* plan, size_t* state_bytes,
                                                      size_t* scratch_bytes);
-/* Bytes of the schedule that runs of the plan follow: 0 where it was made without one (args.schedule, whose size is not
- * read then, and whose data may be NULL beside a device_type). */
+/* Bytes of the schedule, or of the map of a mask, that runs of the plan read: 0 where it was made without one
+ * (args.schedule or args.mask_map, whose size is not read then, and whose data may be NULL beside a device_type). */
 TESSELLA_API tessella_status tessella_plan_schedule_size(const tessella_plan* plan, size_t* bytes);
-/* The same for one call: the map of a mask has no copies for axes over which the mask broadcasts. */
+/* The same for one call. */
 TESSELLA_API tessella_status tessella_plan_schedule_size_for(const tessella_plan* plan, const tessella_call* call,
                                                              size_t* bytes);
 /* Queues the making of args.schedule from the call's lengths as they are on the GPU then: once a model step, for the
  * runs of every layer whose lengths and window are these. It may be captured in a graph. Nothing of q, k, v, out and
  * lse is touched, and their data may be NULL beside a device_type. Lengths may have changed when it is followed:
  * results are right, and the work is less even. Plain calls, and plans of the same GPU, with the same batch, heads,
- * head dims, dtypes, seqlen_q and packed or dense q, may follow it too. The map of a mask is made of masks and lengths
- * as they are on the GPU then, and serves calls with the same masks, batch, lengths and window, of any head dim and
- * dtype, backward too; of any heads_q where dense_mask and block_map have no head axis. */
+ * head dims, dtypes, seqlen_q and packed or dense q, may follow it too. */
 TESSELLA_API tessella_status tessella_plan_schedule(const tessella_plan* plan, const tessella_call* call, void* stream);
+/* Bytes of args.mask_map that the call reads; the map has no copies for axes over which the mask broadcasts. */
+TESSELLA_API tessella_status tessella_plan_mask_map_size(const tessella_plan* plan, const tessella_call* call,
+                                                         size_t* bytes);
+/* Queues the making of args.mask_map from masks and lengths as they are on the GPU then. As tessella_plan_schedule it
+ * may be captured, and touches nothing else. The map serves calls with the same masks, batch, lengths and window, of
+ * any head dim and dtype, backward too; of any heads_q where no mask has a head axis. */
+TESSELLA_API tessella_status tessella_plan_mask_map(const tessella_plan* plan, const tessella_call* call, void* stream);
 /* The strings live as long as the plan. */
 TESSELLA_API const char* tessella_plan_kernel(const tessella_plan* plan);
 TESSELLA_API const char* tessella_plan_explain(const tessella_plan* plan);

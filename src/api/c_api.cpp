@@ -70,6 +70,32 @@ void with_structs(const tessella_call* call, const char* function, Fn&& fn) {
       core::message(function, ": operation is ", given.operation, ", expected one of tessella_operation, 1 to 8"));
 }
 
+// Bytes of what a call of the plan reads that is made before.
+void made_bytes(const tessella_plan* plan, const tessella_call* call, size_t* bytes, const char* function) {
+  require(plan, function, "plan");
+  require(bytes, function, "bytes");
+  with_structs(call, function, [&]<typename Operation>(const auto* args, const auto& options) {
+    const auto arguments = api::read<Operation>(args, options, function, nullptr, core::Memory::none);
+    core::check_fits(plan->plan, core::Shape::view(arguments), function);
+    *bytes = static_cast<size_t>(api::made_bytes(plan->plan, &arguments));
+  });
+}
+
+// Makes it. reads_none: what a plan does that has nothing to be made.
+void make_before(const tessella_plan* plan, const tessella_call* call, void* stream, const char* function,
+                 const char* reads_none) {
+  require(plan, function, "plan");
+  if (plan->plan.made_bytes == 0) {
+    core::invalid(core::message(function, ": the plan's kernel, ", plan->kernel, ", ", reads_none,
+                                ", expected a plan made with one"));
+  }
+  with_structs(call, function, [&]<typename Operation>(const auto* args, const auto& options) {
+    const auto arguments = api::read<Operation>(args, options, function, stream, core::Memory::made);
+    core::check_fits(plan->plan, core::Shape::view(arguments), function);
+    api::make_before(plan->plan, &arguments, stream, function);
+  });
+}
+
 const core::Kernel& kernel_at(int32_t idx, const char* function) {
   int64_t remaining = idx;
   for (const core::KernelTable& table : api::kernel_tables()) {
@@ -186,35 +212,24 @@ tessella_status tessella_plan_schedule_size(const tessella_plan* plan, size_t* b
   return guarded([&] {
     require(plan, "plan_schedule_size", "plan");
     require(bytes, "plan_schedule_size", "bytes");
-    *bytes = static_cast<size_t>(plan->plan.schedule_bytes);
+    *bytes = static_cast<size_t>(plan->plan.made_bytes);
   });
 }
 
 tessella_status tessella_plan_schedule_size_for(const tessella_plan* plan, const tessella_call* call, size_t* bytes) {
-  return guarded([&] {
-    require(plan, "plan_schedule_size_for", "plan");
-    require(bytes, "plan_schedule_size_for", "bytes");
-    with_structs(call, "plan_schedule_size_for", [&]<typename Operation>(const auto* args, const auto& options) {
-      const auto arguments = api::read<Operation>(args, options, "plan_schedule_size_for", nullptr, core::Memory::none);
-      core::check_fits(plan->plan, core::Shape::view(arguments), "plan_schedule_size_for");
-      *bytes = static_cast<size_t>(api::schedule_bytes(plan->plan, &arguments));
-    });
-  });
+  return guarded([&] { made_bytes(plan, call, bytes, "plan_schedule_size_for"); });
 }
 
 tessella_status tessella_plan_schedule(const tessella_plan* plan, const tessella_call* call, void* stream) {
-  return guarded([&] {
-    require(plan, "plan_schedule", "plan");
-    if (plan->plan.schedule_bytes == 0) {
-      core::invalid(core::message("plan_schedule: the plan's kernel, ", plan->kernel,
-                                  ", follows no schedule, expected a plan made with one"));
-    }
-    with_structs(call, "plan_schedule", [&]<typename Operation>(const auto* args, const auto& options) {
-      const auto arguments = api::read<Operation>(args, options, "plan_schedule", stream, core::Memory::scheduled);
-      core::check_fits(plan->plan, core::Shape::view(arguments), "plan_schedule");
-      api::make_schedule(plan->plan, &arguments, stream, "plan_schedule");
-    });
-  });
+  return guarded([&] { make_before(plan, call, stream, "plan_schedule", "follows no schedule"); });
+}
+
+tessella_status tessella_plan_mask_map_size(const tessella_plan* plan, const tessella_call* call, size_t* bytes) {
+  return guarded([&] { made_bytes(plan, call, bytes, "plan_mask_map_size"); });
+}
+
+tessella_status tessella_plan_mask_map(const tessella_plan* plan, const tessella_call* call, void* stream) {
+  return guarded([&] { make_before(plan, call, stream, "plan_mask_map", "reads no map of a mask"); });
 }
 
 const char* tessella_plan_kernel(const tessella_plan* plan) { return plan == nullptr ? "" : plan->kernel.c_str(); }

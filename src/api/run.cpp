@@ -30,9 +30,9 @@ core::ForcedKernel forced_kernel(const char* kernel, core::Operation operation) 
   return named;  // of no kernel: choose() says so
 }
 
-int64_t schedule_bytes(const Plan& plan, const core::Arguments& arguments) {
-  const auto needed = plan.kernel->schedule_needed;
-  return plan.schedule_bytes == 0 || needed == nullptr ? plan.schedule_bytes : needed(arguments);
+int64_t made_bytes(const Plan& plan, const core::Arguments& arguments) {
+  const auto needed = plan.kernel->made_needed;
+  return plan.made_bytes == 0 || needed == nullptr ? plan.made_bytes : needed(arguments);
 }
 
 namespace {
@@ -43,14 +43,14 @@ void end_if_cancelled(const core::Arguments& arguments, const char* function) {
                     message(function, ": the call was cancelled before it began; nothing was touched"));
 }
 
-// The call has a schedule as large as the plan's kernel reads and writes.
-void check_schedule(const Plan& plan, const core::Arguments& arguments, const char* function) {
-  if (plan.schedule_bytes == 0) return;
-  const int64_t expected = schedule_bytes(plan, arguments);
-  const int64_t got = arguments.type().schedule_bytes(arguments.data());
+// The call has a schedule, or a map of its mask, as large as the plan's kernel reads and writes.
+void check_made(const Plan& plan, const core::Arguments& arguments, const char* function) {
+  if (plan.made_bytes == 0) return;
+  const int64_t expected = made_bytes(plan, arguments);
+  const int64_t got = arguments.type().made_bytes(arguments.data());
   if (got >= expected) return;
-  if (core::facts(arguments).features.has_any(core::kMappedMasks)) {
-    invalid(message(function, ": the schedule, the map of the mask, has ", got, " bytes, expected at least ", expected,
+  if (core::facts(arguments).features.has(core::Feature::mask_map)) {
+    invalid(message(function, ": mask_map has ", got, " bytes, expected at least ", expected,
                     " for a call of these sizes"));
   }
   invalid(message(function, ": schedule has ", got, " bytes, expected at least ", expected, ", what the kernel reads"));
@@ -71,7 +71,7 @@ void run_kernel(const Plan& plan, const core::Arguments& arguments, core::Worksp
 void run(const Plan& plan, const core::Arguments& arguments, const tessella_workspace* workspace,
          const tessella_allocator* allocator, void* stream, const char* function) {
   end_if_cancelled(arguments, function);
-  check_schedule(plan, arguments, function);
+  check_made(plan, arguments, function);
   if (workspace == nullptr) {
     const RunMemory memory(plan.workspace, core::device(plan.shape), allocator, stream, function);
     run_kernel(plan, arguments, memory.workspace(), stream, function);
@@ -95,10 +95,10 @@ void run(const Plan& plan, const core::Arguments& arguments, const tessella_work
   run_kernel(plan, arguments, given, stream, function);
 }
 
-void make_schedule(const Plan& plan, const core::Arguments& arguments, void* stream, const char* function) {
+void make_before(const Plan& plan, const core::Arguments& arguments, void* stream, const char* function) {
   end_if_cancelled(arguments, function);
-  check_schedule(plan, arguments, function);
-  plan.kernel->schedule(arguments, plan, stream);
+  check_made(plan, arguments, function);
+  plan.kernel->make(arguments, plan, stream);
 }
 
 }  // namespace tessella::api

@@ -15,11 +15,12 @@ core::ForcedKernel forced_kernel(const char* kernel, core::Operation operation);
 void run(const core::Plan& plan, const core::Arguments& arguments, const tessella_workspace* workspace,
          const tessella_allocator* allocator, void* stream, const char* function);
 
-// Bytes of the schedule that a run of the plan with these arguments reads; 0: it follows none.
-int64_t schedule_bytes(const core::Plan& plan, const core::Arguments& arguments);
+// Bytes of what is made before that a run of the plan with these arguments reads: a schedule, or the map of a mask; 0:
+// nothing is.
+int64_t made_bytes(const core::Plan& plan, const core::Arguments& arguments);
 
-// Queues the making of the call's schedule. Throws Error(invalid_argument) naming `function` for one that is too small;
+// Queues the making of it. Throws Error(invalid_argument) naming `function` for memory that is too small;
 // Error(cancelled).
-void make_schedule(const core::Plan& plan, const core::Arguments& arguments, void* stream, const char* function);
+void make_before(const core::Plan& plan, const core::Arguments& arguments, void* stream, const char* function);
 
 }  // namespace tessella::api

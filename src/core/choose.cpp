@@ -25,7 +25,10 @@ std::string explain(const Plan& plan, ForcedKernel forced, const PreferredKernel
   if (plan.kernel->describe != nullptr) string += plan.kernel->describe(plan) + "\n";
   string += message("workspace: state ", plan.workspace.state_bytes, " bytes, scratch ", plan.workspace.scratch_bytes,
                     " bytes\n");
-  if (plan.schedule_bytes > 0) string += message("schedule: ", plan.schedule_bytes, " bytes\n");
+  if (plan.made_bytes > 0) {
+    const bool is_map = features(plan.shape).has(Feature::mask_map);
+    string += message(is_map ? "mask_map: " : "schedule: ", plan.made_bytes, " bytes\n");
+  }
   for (const IneligibleKernel& other : plan.ineligible)
     string += message("not eligible: ", other.kernel, ": ", other.reason, "\n");
   return string;
@@ -143,7 +146,7 @@ Plan choose(const Shape& shape, std::span<const KernelTable> tables, ForcedKerne
   // Whether the plan is the kernel's now.
   const auto take = [&](const Kernel& kernel) {
     const int num_threads = threads(kernel, plan.shape);
-    auto [reason, leaves, workspace, schedule_bytes, recipe] = offer(kernel, plan.shape, num_threads);
+    auto [reason, leaves, workspace, made_bytes, recipe] = offer(kernel, plan.shape, num_threads);
     if (reason.empty() && !forced.is_given()) {
       if ((kernel.automatic & dtype) == 0) {
         reason = message("is not chosen for ", name(core::dtype(shape)), " unless named");
@@ -159,7 +162,7 @@ Plan choose(const Shape& shape, std::span<const KernelTable> tables, ForcedKerne
     plan.kernel = &kernel;
     plan.num_threads = num_threads;
     plan.workspace = workspace;
-    plan.schedule_bytes = schedule_bytes;
+    plan.made_bytes = made_bytes;
     plan.recipe = std::move(recipe);
     plan.explanation = explain(plan, forced, preferred);
     return true;

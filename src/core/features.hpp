@@ -38,11 +38,12 @@ enum class Feature : uint64_t {
   d_alibi_slopes = 1ull << 27,
   cache_batch_idx = 1ull << 28,
   draft_mask = 1ull << 29,
-  schedule = 1ull << 30,   // made before on the GPU: where keys are split, or the map of a mask
+  schedule = 1ull << 30,   // made before on the GPU: where keys are split
   kv_scales = 1ull << 31,  // k_scale or v_scale, of k and v of 8 or 4 bits
   transposed_v = 1ull << 32,
   key_ranges = 1ull << 33,
   query_ranges = 1ull << 34,
+  mask_map = 1ull << 35,  // made before on the GPU, of kMappedMasks
 };
 
 class Features {
@@ -101,6 +102,7 @@ inline constexpr FeatureName kFeatureNames[] = {
     {Feature::scales, "q_scale/out_scale/amax"},
     {Feature::slice, "slice"},
     {Feature::schedule, "schedule"},
+    {Feature::mask_map, "mask_map"},
     {Feature::d_lse, "d_lse"},
     {Feature::d_bias, "d_bias"},
     {Feature::d_sink, "d_sink"},
@@ -125,9 +127,9 @@ inline constexpr Features kCommonFeatures =
     Feature::softcap | Feature::sink | Feature::dropout | Feature::lse;
 
 // What was made before a call: it says how the call is computed, not what.
-inline constexpr Features kMadeBefore = Feature::schedule;
+inline constexpr Features kMadeBefore = Feature::schedule | Feature::mask_map;
 
-// Masks whose map a schedule may be; without any of them it says where keys are split.
+// Masks that have a map.
 inline constexpr Features kMappedMasks = kElementMasks.without(Feature::draft_mask) | Feature::mask_mod;
 
 // Features of k and v stored in 8 or 4 bits. A kernel names them together with the dtypes that it takes.

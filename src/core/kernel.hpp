@@ -32,7 +32,7 @@ struct Offer {
   // Why kernels behind it serve them better, or "": it is then not chosen unless named.
   std::string leaves;
   WorkspaceSize workspace;
-  int64_t schedule_bytes = 0;          // of the schedule that runs may follow; 0: they follow none
+  int64_t made_bytes = 0;              // of what is made before runs: a schedule, or the map of a mask; 0: nothing
   std::shared_ptr<const void> recipe;  // for the functions of this kernel alone, which find it in Plan::recipe
 };
 
@@ -92,9 +92,9 @@ struct Kernel {
   // Compiles and loads what runs of the plan need, so that run does nothing that a graph capture forbids. Its result
   // lives in Plan::prepared. May be null.
   std::shared_ptr<const void> (*prepare)(const Plan&) = nullptr;
-  // Bytes of the offered schedule that a run reads, and what queues the making of it. Null: all; no schedule.
-  int64_t (*schedule_needed)(const Arguments&) = nullptr;
-  void (*schedule)(const Arguments&, const Plan&, void* stream) = nullptr;
+  // Bytes of what is made before that a run reads, and what queues the making of it. Null: all; nothing is.
+  int64_t (*made_needed)(const Arguments&) = nullptr;
+  void (*make)(const Arguments&, const Plan&, void* stream) = nullptr;
   // stream: of the device; ignored on the CPU.
   void (*run)(const Arguments&, const Plan&, Workspace, void* stream) = nullptr;
 };

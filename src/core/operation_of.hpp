@@ -3,7 +3,7 @@
 // * Shape and Arguments: aggregates; Arguments derives from Shape.
 // * Shape: Self (itself), type(), fields(f) (core/fields.hpp), operator==, dtype(), operation, device, num_threads,
 //   num_sms, and features where it has any.
-// * Arguments: memory(a, f) (core/call_memory.hpp), cancel, and schedule_bytes where it may be given a schedule.
+// * Arguments: memory(a, f) (core/call_memory.hpp), cancel, and made_bytes() where it may be given what is made before.
 // * kFirstTensor and kIsOn: words for messages.
 // * ineligible(kernel, shape): why the kernel's row does not have the shape, beyond what every row says.
 //
@@ -155,8 +155,8 @@ class OperationOf final : public OperationType {
 
   Shape shape(const void* arguments) const override { return call(arguments); }
   const int32_t* cancel(const void* arguments) const override { return call(arguments).cancel; }
-  int64_t schedule_bytes(const void* arguments) const override {
-    if constexpr (requires { call(arguments).schedule_bytes; }) return call(arguments).schedule_bytes;
+  int64_t made_bytes(const void* arguments) const override {
+    if constexpr (requires { call(arguments).made_bytes(); }) return call(arguments).made_bytes();
     return 0;
   }
   void memory(const void* arguments, const MemoryVisitor& visit) const override { call_memory(call(arguments), visit); }

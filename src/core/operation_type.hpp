@@ -40,8 +40,8 @@ class OperationType {
   virtual Shape shape(const void* arguments) const = 0;
   virtual ShapeFacts facts_of_call(const void* arguments) const = 0;
   virtual const int32_t* cancel(const void* arguments) const = 0;
-  // Of the schedule that the call is given; 0: it has none.
-  virtual int64_t schedule_bytes(const void* arguments) const = 0;
+  // Of what the call is given that was made before; 0: nothing.
+  virtual int64_t made_bytes(const void* arguments) const = 0;
   virtual void memory(const void* arguments, const MemoryVisitor& visit) const = 0;
 
  protected:

@@ -20,7 +20,7 @@ struct Plan {
   Shape shape;  // of the largest call that it serves, with all that it points to
   int num_threads = 1;
   WorkspaceSize workspace;
-  int64_t schedule_bytes = 0;                // of the schedule that its runs follow; 0: they follow none
+  int64_t made_bytes = 0;                    // of the schedule, or the map of a mask, that its runs read; 0: none
   std::shared_ptr<const void> recipe;        // what kernel->offer made
   std::shared_ptr<const void> prepared;      // what kernel->prepare made
   std::vector<IneligibleKernel> ineligible;  // kernels that stand before the chosen one

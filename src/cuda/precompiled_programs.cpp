@@ -28,7 +28,7 @@ std::vector<PrecompiledProgram> precompiled_programs(Precompiled which) {
   std::vector<PrecompiledProgram> programs;
   const auto add_always = [&](const char* kernel, const Recipe& recipe, Target target) {
     std::vector<Step> steps = recipe.steps;
-    steps.insert(steps.end(), recipe.schedule.begin(), recipe.schedule.end());
+    steps.insert(steps.end(), recipe.made_before.begin(), recipe.made_before.end());
     for (const Step& step : steps) {
       target.arch_specific = step.program.arch_specific;
       const auto same = std::ranges::find(programs, step.program, &PrecompiledProgram::program);

@@ -6,9 +6,9 @@
 namespace tessella::core {
 
 // How the call uses its memory. written: out and lse are written. read: they are only read, for a comparison.
-// scheduled: only the schedule is written, and q, k, v, out and lse need no memory. none: nothing is written, and the
-// schedule needs no memory either.
-enum class Memory { written, read, scheduled, none };
+// made: only the schedule or the map of the mask is written, and q, k, v, out and lse need no memory. none:
+// nothing is written, and these two need no memory either.
+enum class Memory { written, read, made, none };
 constexpr bool has_operands(Memory memory) { return memory == Memory::written || memory == Memory::read; }
 
 struct Reading {

@@ -395,16 +395,16 @@ void TensorReader::writable(const char* name, const tessella_tensor* tensor) con
   invalid(message(function_, ": ", name, " is read-only, expected memory that may be written"));
 }
 
-Bytes TensorReader::schedule(const tessella_tensor& tensor, bool has_memory) {
-  const View t = view("schedule", tensor, has_memory);
+Bytes TensorReader::words(const char* name, const tessella_tensor& tensor, bool has_memory) {
+  const View t = view(name, tensor, has_memory);
   if (t.dtype != DType::i32) {
-    invalid(message(function_, ": schedule.dtype is ", core::name(t.dtype), ", expected i32"));
+    invalid(message(function_, ": ", name, ".dtype is ", core::name(t.dtype), ", expected i32"));
   }
   if (t.ndim != 1) {
-    invalid(message(function_, ": schedule has shape ", shape_string(t.shape, t.ndim), ", expected (n)"));
+    invalid(message(function_, ": ", name, " has shape ", shape_string(t.shape, t.ndim), ", expected (n)"));
   }
   if (t.shape[0] > 1 && t.strides[0] != 1) {
-    invalid(message(function_, ": schedule.strides[0] is ", t.strides[0], ", expected 1: it must be dense"));
+    invalid(message(function_, ": ", name, ".strides[0] is ", t.strides[0], ", expected 1: it must be dense"));
   }
   return {t.data, bytes_of(t.dtype, t.shape[0])};
 }

@@ -97,7 +97,7 @@ class TensorReader {
   UserArray array(const char* name, const tessella_tensor& tensor);
 
   // (n) i32, dense.
-  Bytes schedule(const tessella_tensor& tensor, bool has_memory);
+  Bytes words(const char* name, const tessella_tensor& tensor, bool has_memory);
 
   // Throws if one of two is given alone.
   void together(const char* name, const tessella_tensor* tensor, const char* beside,

@@ -47,11 +47,14 @@ TEST_P(ErrorsTest, HasItsCodeAndSentenceAndTouchesNothing) {
 TEST_P(ErrorsTest, IsTheSameForAGpu) {
   if (const std::string problem = gpu_arguments(); !problem.empty()) GTEST_SKIP() << problem;
   const std::string_view name = GetParam().name;
-  for (const char* other : {"num_sms", "num_splits", "schedule_on_the_cpu", "score_mod", "mask_mod"}) {
+  for (const char* other :
+       {"num_sms", "num_splits", "schedule_on_the_cpu", "mask_map_on_the_cpu", "score_mod", "mask_mod"}) {
     if (name == other) GTEST_SKIP() << "differs on a GPU";
   }
-  for (const char* value : {"seqlens_negative", "seqlens_beyond", "leftpad_beyond", "page_beyond", "page_seen",
-                            "page_negative", "slot_beyond", "slot_negative", "prefix_negative", "cu_beyond"}) {
+  for (const char* value :
+       {"seqlens_negative", "seqlens_beyond", "leftpad_beyond", "page_beyond", "page_seen", "page_negative",
+        "slot_beyond", "slot_negative", "prefix_negative", "cu_beyond", "key_ranges_backwards", "key_ranges_negative",
+        "key_ranges_unsorted", "key_ranges_overlap", "query_ranges_backwards"}) {
     if (name == value) GTEST_SKIP() << "values on a GPU are not read";
   }
   SmallCall call;

@@ -88,20 +88,20 @@ void expect_classes(const std::string& fields, bool has_map) {
   Call call(c);
   core::AttentionArguments p = api::read<core::Forward>(&call.args(), call.options(), "emulated", nullptr);
   for (const core::Name name : core::kNames) p.operands[name].alignment = 16;
-  if (has_map) p.features |= core::Feature::schedule;
+  if (has_map) p.features |= core::Feature::mask_map;
   const cuda::DeviceInfo device = cuda::typical_device(90);
   const cuda::Recipe recipe = cuda::forward_sm90_recipe(p, device);
   ASSERT_EQ(recipe.ineligible, "") << label;
   const portable::ForwardSm90Config config = cuda::forward_sm90_config(p);
   std::vector<std::byte> scratch(static_cast<size_t>(recipe.workspace.scratch_bytes), std::byte{0xFF});
-  std::vector<std::byte> map(static_cast<size_t>(recipe.schedule_bytes), std::byte{0xFF});
-  p.schedule = map.data();
+  std::vector<std::byte> map(static_cast<size_t>(recipe.made_bytes), std::byte{0xFF});
+  p.mask_map = map.data();
   const auto run = [&](const cuda::Step& step) {
     const auto launch = step.launch(p, &p, cuda::concurrency(step, p, device), {nullptr, scratch.data()});
     ASSERT_TRUE(launch);
     run_step(step, *launch, 1);
   };
-  for (const cuda::Step& step : recipe.schedule) run(step);
+  for (const cuda::Step& step : recipe.made_before) run(step);
   run(recipe.steps.front());
   if (std::getenv("TESSELLA_KERNELS_FILE") != nullptr) return;  // nothing was computed
   const cuda::TileMap tiles = cuda::tile_map(p, config);

@@ -108,7 +108,8 @@ std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int6
   }
   p.num_splits = gpu.num_splits;
   if (gpu.few) p.query_class = core::QueryClass::few;
-  if (gpu.scheduled) p.features |= core::Feature::schedule;
+  const bool is_map = p.features.has_any(core::kMappedMasks);
+  if (gpu.scheduled) p.features |= is_map ? core::Feature::mask_map : core::Feature::schedule;
   core::AttentionShape bounds = p;
   bounds.seqlen_q = std::max(p.seqlen_q, max_seqlen);
   bounds.seqlen_kv = std::max(p.seqlen_kv, max_seqlen);
@@ -116,9 +117,9 @@ std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int6
   const cuda::Recipe recipe = recipe_of(bounds, device);
   if (!recipe.ineligible.empty()) return recipe.ineligible;
   const WorkspaceMemory memory(recipe.workspace);
-  Memory schedule(static_cast<size_t>(recipe.schedule_bytes), Placement::guarded);
+  Memory schedule(static_cast<size_t>(recipe.made_bytes), Placement::guarded);
   std::fill_n(schedule.data(), schedule.size(), std::byte{0xFF});
-  if (gpu.scheduled) p.schedule = schedule.data();
+  if (gpu.scheduled) p.schedule = schedule.data(), p.mask_map = schedule.data();
   try {
     std::optional<HostileTables> spoiled;
     if constexpr (std::is_same_v<SomeCall, Call>) {
@@ -129,7 +130,7 @@ std::string run(SomeCall& call, AttentionArguments p, MakeRecipe recipe_of, int6
       if (gpu.stale_schedule != 0)
         lengths = change_lengths(*call.args().seqlens_kv, call.args().k->shape[1], gpu.stale_schedule);
     }
-    for (const cuda::Step& step : recipe.schedule) {
+    for (const cuda::Step& step : recipe.made_before) {
       const auto launch = step.launch(bounds, &p, cuda::concurrency(step, bounds, device), {});
       if (launch) run_step(step, *launch, seed);
     }

@@ -116,7 +116,7 @@ void expect(const Splits& s) {
   const core::Plan plan = planned(p);
   EXPECT_EQ(plan.workspace.state_bytes, s.state_bytes);
   EXPECT_EQ(plan.workspace.scratch_bytes, s.slots * 8 * (128 + 2) * 4);
-  EXPECT_EQ(plan.schedule_bytes, 0);
+  EXPECT_EQ(plan.made_bytes, 0);
   run(plan, p);
   ASSERT_EQ(fake_driver()->launches.size(), 1u);
   EXPECT_EQ(fake_driver()->launched_on, 1);
@@ -224,9 +224,9 @@ TEST(DecodeLaunch, ASchedule) {
     const AttentionArguments p = scheduled(step(3, 2, 65536));
     const core::Plan plan = planned(p);
     constexpr int64_t kWords = 1 + (3 + 1) + 50;
-    EXPECT_EQ(plan.schedule_bytes, (kWords + 6 * 2) * 4);
+    EXPECT_EQ(plan.made_bytes, (kWords + 6 * 2) * 4);
     EXPECT_EQ(plan.workspace.state_bytes, 0) << "it has its own counters";
-    EXPECT_NE(plan.explanation.find("schedule: " + std::to_string(plan.schedule_bytes) + " bytes"), std::string::npos);
+    EXPECT_NE(plan.explanation.find("schedule: " + std::to_string(plan.made_bytes) + " bytes"), std::string::npos);
     fake_driver()->launches.clear();
     api::make_schedule(plan, &p, reinterpret_cast<void*>(0x77), "plan_schedule");
     ASSERT_EQ(fake_driver()->launches.size(), 1u);
@@ -248,16 +248,16 @@ TEST(DecodeLaunch, AScheduleThatIsTooSmallQueuesNothing) {
   in_child([] {
     AttentionArguments p = scheduled(step(3, 2, 65536));
     const core::Plan plan = planned(p);
-    p.schedule_bytes = plan.schedule_bytes;
+    p.schedule_bytes = plan.made_bytes;
     EXPECT_EQ(ineligible([&] { run(plan, p); }), "");
     p.schedule_bytes -= 4;
-    const std::string needed = std::to_string(plan.schedule_bytes);
-    const std::string reason = ": schedule has " + std::to_string(plan.schedule_bytes - 4) +
-                               " bytes, expected at least " + needed + ", what the kernel reads";
+    const std::string needed = std::to_string(plan.made_bytes);
+    const std::string reason = ": schedule has " + std::to_string(plan.made_bytes - 4) + " bytes, expected at least " +
+                               needed + ", what the kernel reads";
     EXPECT_EQ(ineligible([&] { run(plan, p); }), "plan_run" + reason);
     EXPECT_EQ(ineligible([&] { api::make_schedule(plan, &p, nullptr, "plan_schedule"); }), "plan_schedule" + reason);
     EXPECT_TRUE(fake_driver()->launches.empty());
-    p.schedule_bytes = plan.schedule_bytes;
+    p.schedule_bytes = plan.made_bytes;
     int32_t flag = 1;
     p.cancel = &flag;
     EXPECT_EQ(ineligible([&] { api::make_schedule(plan, &p, nullptr, "plan_schedule"); }),
@@ -279,8 +279,8 @@ TEST(DecodeLaunch, OneScheduleServesPlansOfRoundedLengths) {
         p.head_dim_qk = p.head_dim_v = dim;
         const auto cached = api::cached_plan(p, {}, "forward");
         EXPECT_EQ(cached->kernel->name, "cuda.decode");
-        EXPECT_EQ(cached->schedule_bytes, planned(p).schedule_bytes) << seqlen_q << ' ' << dim;
-        EXPECT_GT(cached->schedule_bytes, 0);
+        EXPECT_EQ(cached->made_bytes, planned(p).made_bytes) << seqlen_q << ' ' << dim;
+        EXPECT_GT(cached->made_bytes, 0);
       }
     }
     const AttentionArguments many = scheduled(step(3, 2, 65536, 1000));

@@ -71,7 +71,7 @@ BACKWARD = 'TEST(EmulatedQuickBackward, Every) { expect_right("masked_nan=1 ever
 # A file of src -> words that stand in it once, and what stands before or behind them then.
 LIBRARY = {
     "src/api/arguments.toml": [
-        ('"schedule", "query_ranges"', "", ', "every"'),
+        ('"query_ranges", "mask_map"', "", ', "every"'),
         ('[[forward_args.fields]]\nnames = ["seed", "offset"]', ROW, ""),
     ],
     "src/core/features.hpp": [

@@ -113,7 +113,7 @@ TEST(Configs, AreWrittenAsTheCompilerReadsThem) {
       "{.documents = false, .dense_mask = false, .block_map = false, .draft_mask = false, .key_ranges = false, "
       ".query_ranges = false}, .mask_mod = true, "
       ".softcap = false, .alibi = false, .bias = false, .bias_is_f32 = false, .score_mod = false, .dropout = false, "
-      ".batch_invariant = false}, .tile_q = 128, .tile_kv = 64, .has_map = false}>");
+      ".batch_invariant = false}, .tile_q = 128, .tile_kv = 64, .has_map = false, .blocks = 0}>");
 }
 
 TEST(ForwardSm80Config, AScoreModAloneMayHaveLongerTiles) {

@@ -189,11 +189,11 @@ class Call:
             slots["lse"].describe(lse_code(q.tensor.dtype), q.tensor, lse_shape(q.shape, swapped), False)
             self.pass_array("lse")
 
-    def describe_schedule(self) -> None:
-        """A schedule without memory, for a plan of calls that have one."""
+    def describe_made(self, name: str) -> None:
+        """A schedule or mask_map without memory, for a plan of calls that have one."""
         slots = self.slots
-        slots["schedule"].describe(d.I32, slots["q"].tensor, (1,), False)
-        self.pass_array("schedule")
+        slots[name].describe(d.I32, slots["q"].tensor, (1,), False)
+        self.pass_array(name)
 
     def v_shape(self) -> tuple[int, ...]:
         """The shape of v with head_dim as the last axis."""

@@ -325,6 +325,8 @@ FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "tessella_plan_schedule_size": (c.c_int32, [Plan, c.POINTER(c.c_size_t)]),
     "tessella_plan_schedule_size_for": (c.c_int32, [Plan, _call, c.POINTER(c.c_size_t)]),
     "tessella_plan_schedule": (c.c_int32, [Plan, _call, c.c_void_p]),
+    "tessella_plan_mask_map_size": (c.c_int32, [Plan, _call, c.POINTER(c.c_size_t)]),
+    "tessella_plan_mask_map": (c.c_int32, [Plan, _call, c.c_void_p]),
     "tessella_plan_kernel": (c.c_char_p, [Plan]),
     "tessella_plan_explain": (c.c_char_p, [Plan]),
     "tessella_check": (c.c_int32, [_call, c.c_int64, c.c_uint64, c.POINTER(CheckReport)]),

@@ -45,7 +45,7 @@ class Fields(Protocol):
 def set_options(fields: Fields, options: Mapping[str, Any]) -> None:
     """Writes what `options` say, tessella.Options by name; None means absent."""
     mask = options.get("mask")
-    if isinstance(mask, Mask) and "schedule" in mask.arrays:
+    if isinstance(mask, Mask) and "mask_map" in mask.arrays:
         _check_map(mask, options)
     for name, value in options.items():
         setter = _SETTERS.get(name)
@@ -55,7 +55,7 @@ def set_options(fields: Fields, options: Mapping[str, Any]) -> None:
             setter(fields, name, value)
 
 
-# What is read element by element: a schedule beside any of them is the map of the mask.
+# What is read element by element, and has a map.
 MAPPED_MASKS = ("dense_mask", "block_map", "document_ids_q", "key_ranges", "query_ranges", "mask_mod")
 # What a map of a mask is made of, beside the mask.
 IN_MAPS = (
@@ -66,8 +66,8 @@ IN_MAPS = (
 
 def _check_map(mask: Mask, options: Mapping[str, Any]) -> None:
     """Raises unless the call has the options with which the mask's map was made."""
-    if options.get("schedule") is not None:
-        raise InvalidArgument("schedule is given beside a mask that has a map, expected one of the two")
+    if options.get("mask_map") is not None:
+        raise InvalidArgument("mask_map is given beside a mask that has a map, expected one of the two")
     for name in IN_MAPS:
         is_given = options.get(name) is not None
         if is_given != (name in mask.made_with):

@@ -39,7 +39,7 @@ class Mask:
 
     def __and__(self, other: Mask | str) -> Mask:
         other = _joined(other)
-        if "schedule" in self.arrays or "schedule" in other.arrays:
+        if "mask_map" in self.arrays or "mask_map" in other.arrays:
             raise InvalidArgument("Mask: a mask that has a map is joined, expected mask_map() of the joined mask")
         for field, part in _PARTS.items():
             numbers_differ = (

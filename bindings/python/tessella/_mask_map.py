@@ -21,10 +21,10 @@ def mask_map(
 ) -> Mask:
     """The mask with a map of the tiles that it hides: once a step, for every layer and for its gradients.
 
-    A call with a dense mask, a block map, documents or a mask_mod on a GPU first reads the mask, to skip the tiles that
-    it hides. Given what mask_map returns in the mask's place, calls read the map instead. They may have any head dim
-    and dtype, and any number of heads where the mask has no head axis. The rest is as here: batch, lengths and padding
-    (the same values), mask_mod.
+    A call with a dense mask, a block map, documents, ranges or a mask_mod on a GPU first reads the mask, to skip the
+    tiles that it hides. Given what mask_map returns in the mask's place, calls read the map instead. They may have any
+    head dim and dtype, and any number of heads where the mask has no head axis. The rest is as here: batch, lengths and
+    padding (the same values), mask_mod.
 
     >>> mask = tessella.mask_map(q, k, v, tessella.dense(padding) & tessella.causal())
     >>> for layer in layers:
@@ -44,17 +44,17 @@ def mask_map(
     """
     given = mask_of(mask)
     require_array("q", q)
-    if "schedule" in given.arrays:
+    if "mask_map" in given.arrays:
         raise InvalidArgument("mask_map: mask has a map, expected one without")
     q, k, v = map(_detached, (q, k, v))
     options = {name: _detached(value) for name, value in options.items()} | {"mask": given}
     is_read = any(part in given.arrays or options.get(part) for part in MAPPED_MASKS)
     is_mapped = is_read and kind_of(q).is_on_gpu(q)
-    made = plan(q, k, v, layout=layout, **{**options, "schedule": True if is_mapped else None})
+    made = plan(q, k, v, layout=layout, **{**options, "mask_map": True if is_mapped else None})
     if not is_mapped:
         return given
     mapped = Mask()
     mapped.numbers = dict(given.numbers)
-    mapped.arrays = {**given.arrays, "schedule": made.schedule(q, k, v, stream=stream, **options)}
+    mapped.arrays = {**given.arrays, "mask_map": made.mask_map(q, k, v, stream=stream, **options)}
     mapped.made_with = tuple(name for name in IN_MAPS if options.get(name) is not None)
     return mapped

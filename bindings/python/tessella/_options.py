@@ -85,9 +85,10 @@ class Options(TypedDict, total=False):
         drafted tokens, in which each sees itself and its ancestors. Where a sequence has fewer keys than queries, its
         keys are those of its last queries. Beside cu_seqlens_q its axes are those of the longest sequence, as of bias.
     schedule: GPU, what `Plan.schedule` or `tessella.torch.decode_schedule` returned: how the keys of ragged sequences
-        are split. Calls of one stream at a time have it. Not beside batch_invariant or num_splits. Beside a dense mask,
-        a block map, documents or a mask_mod it is the map of the mask instead, which `mask_map` makes. `plan` and
-        `explain` take True for one that is yet to be made.
+        are split. Calls of one stream at a time have it. Not beside batch_invariant or num_splits. `plan` and `explain`
+        take True for one that is yet to be made.
+    mask_map: GPU, what `Plan.mask_map` returned: what the mask hides. `tessella.mask_map` returns a mask that has it.
+        `plan` and `explain` take True for one that is yet to be made.
     bias: broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), float32 or dtype of q; added to scaled scores. Beside
         cu_seqlens it counts the queries or keys of each sequence from its first, as dense and block_map do: its axes
         are those of the longest sequence, up to max_seqlen_q and max_seqlen_kv where given, not the packed rows. On a
@@ -144,6 +145,7 @@ class Options(TypedDict, total=False):
     cache_batch_idx: Any
     draft_mask: Any
     schedule: Any
+    mask_map: Any
     bias: Any
     alibi_slopes: Any
     sink: Any
@@ -196,6 +198,7 @@ KINDS = {
     "cache_batch_idx": "tensor",
     "draft_mask": "tensor",
     "schedule": "tensor",
+    "mask_map": "tensor",
     "bias": "tensor",
     "alibi_slopes": "tensor",
     "sink": "tensor",
@@ -249,6 +252,7 @@ STRUCTS = {
         ("cache_batch_idx", "tensor"),
         ("schedule", "tensor"),
         ("query_ranges", "tensor"),
+        ("mask_map", "tensor"),
     ),
     "attention_options": (
         ("scale", "real"),
@@ -428,13 +432,13 @@ SCHEMAS = {
     "attention": (
         "Tensor q, Tensor k, Tensor v, *, str layout='bshd', Tensor? seqlens_q=None, Tensor? seqlens_kv=None, Tensor?"
         " cu_seqlens_q=None, Tensor? cu_seqlens_kv=None, Tensor? leftpad_kv=None, Tensor? schedule=None, Tensor? "
-        "bias=None, Tensor? alibi_slopes=None, Tensor? sink=None, Tensor? dense_mask=None, Tensor? block_map=None, "
-        "Tensor? document_ids_q=None, Tensor? document_ids_kv=None, Tensor? prefix_lengths=None, Tensor? "
-        "key_ranges=None, Tensor? query_ranges=None, Tensor? seed_tensor=None, Tensor? offset_tensor=None, Tensor[]? "
-        "mod_args=None, bool causal_top_left=False, SymInt window_left=-1, SymInt window_right=-1, SymInt chunk=0, "
-        "SymInt keep_first=0, SymInt block_map_q=0, SymInt block_map_kv=0, float? scale=None, float softcap=0.0, "
-        "float dropout=0.0, int seed=0, int offset=0, SymInt first_batch=0, SymInt first_head=0, SymInt "
-        "first_query=0, SymInt first_key=0, SymInt whole_heads_q=0, str? score_mod=None, str? "
+        "mask_map=None, Tensor? bias=None, Tensor? alibi_slopes=None, Tensor? sink=None, Tensor? dense_mask=None, "
+        "Tensor? block_map=None, Tensor? document_ids_q=None, Tensor? document_ids_kv=None, Tensor? "
+        "prefix_lengths=None, Tensor? key_ranges=None, Tensor? query_ranges=None, Tensor? seed_tensor=None, Tensor? "
+        "offset_tensor=None, Tensor[]? mod_args=None, bool causal_top_left=False, SymInt window_left=-1, SymInt "
+        "window_right=-1, SymInt chunk=0, SymInt keep_first=0, SymInt block_map_q=0, SymInt block_map_kv=0, float? "
+        "scale=None, float softcap=0.0, float dropout=0.0, int seed=0, int offset=0, SymInt first_batch=0, SymInt "
+        "first_head=0, SymInt first_query=0, SymInt first_key=0, SymInt whole_heads_q=0, str? score_mod=None, str? "
         "score_mod_gradient=None, str? mask_mod=None, ScalarType? out_dtype=None, bool? deterministic=None, bool "
         "batch_invariant=False, int query_class=0, int num_splits=0, int num_sms=0, int? num_threads=None, bool "
         "check_device_values=False, SymInt max_seqlen_q=0, SymInt max_seqlen_kv=0, str? kernel_name=None, bool "
@@ -444,15 +448,16 @@ SCHEMAS = {
         "Tensor q, Tensor k, Tensor v, *, str layout='bshd', Tensor? q_scale=None, Tensor? k_scale=None, Tensor? "
         "v_scale=None, Tensor? out_scale=None, Tensor? seqlens_q=None, Tensor? seqlens_kv=None, Tensor? "
         "cu_seqlens_q=None, Tensor? cu_seqlens_kv=None, Tensor? leftpad_kv=None, Tensor? page_table=None, Tensor? "
-        "cache_batch_idx=None, Tensor? draft_mask=None, Tensor? schedule=None, Tensor? bias=None, Tensor? "
-        "alibi_slopes=None, Tensor? sink=None, Tensor? dense_mask=None, Tensor? block_map=None, Tensor? "
-        "document_ids_q=None, Tensor? document_ids_kv=None, Tensor? prefix_lengths=None, Tensor? key_ranges=None, "
-        "Tensor? query_ranges=None, Tensor[]? mod_args=None, bool causal_top_left=False, SymInt window_left=-1, "
-        "SymInt window_right=-1, SymInt chunk=0, SymInt keep_first=0, SymInt block_map_q=0, SymInt block_map_kv=0, "
-        "float? scale=None, float softcap=0.0, SymInt first_batch=0, SymInt first_head=0, SymInt first_query=0, "
-        "SymInt first_key=0, SymInt whole_heads_q=0, str? score_mod=None, str? mask_mod=None, SymInt scale_block=0, "
-        "ScalarType? out_dtype=None, bool batch_invariant=False, int query_class=0, int num_splits=0, int num_sms=0, "
-        "int? num_threads=None, bool check_device_values=False, SymInt max_seqlen_q=0, SymInt max_seqlen_kv=0, str? "
-        "kernel_name=None, bool cache_settled=False, str? kv_dtype=None, bool v_transposed=False"
+        "cache_batch_idx=None, Tensor? draft_mask=None, Tensor? schedule=None, Tensor? mask_map=None, Tensor? "
+        "bias=None, Tensor? alibi_slopes=None, Tensor? sink=None, Tensor? dense_mask=None, Tensor? block_map=None, "
+        "Tensor? document_ids_q=None, Tensor? document_ids_kv=None, Tensor? prefix_lengths=None, Tensor? "
+        "key_ranges=None, Tensor? query_ranges=None, Tensor[]? mod_args=None, bool causal_top_left=False, SymInt "
+        "window_left=-1, SymInt window_right=-1, SymInt chunk=0, SymInt keep_first=0, SymInt block_map_q=0, SymInt "
+        "block_map_kv=0, float? scale=None, float softcap=0.0, SymInt first_batch=0, SymInt first_head=0, SymInt "
+        "first_query=0, SymInt first_key=0, SymInt whole_heads_q=0, str? score_mod=None, str? mask_mod=None, SymInt "
+        "scale_block=0, ScalarType? out_dtype=None, bool batch_invariant=False, int query_class=0, int num_splits=0, "
+        "int num_sms=0, int? num_threads=None, bool check_device_values=False, SymInt max_seqlen_q=0, SymInt "
+        "max_seqlen_kv=0, str? kernel_name=None, bool cache_settled=False, str? kv_dtype=None, bool "
+        "v_transposed=False"
     ),
 }

@@ -154,9 +154,6 @@ class Plan:
         is made with schedule=True. Nothing waits: the call may be captured in a CUDA graph, and its replays follow the
         lengths. They may also have grown since: results are right, and the work is less even.
 
-        Beside a dense mask, a block map, documents or a mask_mod it is the map of the mask, which serves calls with the
-        same mask and lengths alone: with others results are wrong. `mask_map` makes a mask that carries it.
-
         Args:
             q, k, v, options: those of the calls to come; what q, k and v hold is not read.
             out: (n) int32, a schedule that is written anew; made when absent.
@@ -165,21 +162,55 @@ class Plan:
         Returns:
             out, on the device of q.
         """
+        sizes_and_makes = library.tessella_plan_schedule_size_for, library.tessella_plan_schedule
+        return self._made_before("schedule", sizes_and_makes, (q, k, v), out, stream, options)
+
+    def mask_map(
+        self, q: Any, k: Any, v: Any, *, out: Any = None, stream: Any = None, **options: Unpack[Options]
+    ) -> Any:
+        """What the mask of the calls hides, from masks and lengths as they are on the GPU: once for many calls.
+
+        Calls with the same mask and lengths, of any head dim and dtype, and their gradients, take it as `mask_map`;
+        with others results are wrong. The plan is made with mask_map=True. `tessella.mask_map` makes a mask that carries
+        it.
+
+        Args:
+            q, k, v, options: those of the calls to come; what q, k and v hold is not read.
+            out: (n) int32, a map that is written anew; made when absent.
+            stream: as for `attention`.
+
+        Returns:
+            out, on the device of q.
+        """
+        sizes_and_makes = library.tessella_plan_mask_map_size, library.tessella_plan_mask_map
+        return self._made_before("mask_map", sizes_and_makes, (q, k, v), out, stream, options)
+
+    def _made_before(
+        self,
+        name: str,
+        functions: tuple[Any, Any],
+        operands: tuple[Any, Any, Any],
+        out: Any,
+        stream: Any,
+        options: Mapping[str, Any],
+    ) -> Any:
+        """What runs read as the argument `name`. functions: of C, which give its size and make it."""
+        size_of, make = functions
         size = c.c_size_t()
         require(library.tessella_plan_schedule_size(self._handle, size))
-        with Call.of("plan_schedule") as call:
+        with Call.of(f"plan_{name}") as call:
             if not size.value:
-                raise InvalidArgument(f"{self.kernel} follows no schedule, expected a plan of a GPU with schedule=True")
-            call.fill(q, k, v, self._layout, stream, {**self._options, **options, "schedule": None})
+                raise InvalidArgument(f"{self.kernel} reads no {name}, expected a plan of a GPU with {name}=True")
+            call.fill(*operands, self._layout, stream, {**self._options, **options, name: None})
             describe(call, self._return_lse, frozenset())
             if out is None:
-                call.describe_schedule()
-                call.require(library.tessella_plan_schedule_size_for(self._handle, call.tagged(), size))
-                out = call.kind.empty("out", (size.value // 4,), d.I32, q)
+                call.describe_made(name)
+                call.require(size_of(self._handle, call.tagged(), size))
+                out = call.kind.empty("out", (size.value // 4,), d.I32, operands[0])
             else:
                 kind_of(out).require_writable("out")
-            call.set_array("schedule", out)
-            call.require(library.tessella_plan_schedule(self._handle, call.tagged(), call.stream))
+            call.set_array(name, out)
+            call.require(make(self._handle, call.tagged(), call.stream))
             return out
 
 
@@ -187,7 +218,7 @@ def plan(q: Any, k: Any, v: Any, *, layout: str = "bshd", return_lse: bool = Fal
     """Chooses and prepares a kernel for calls like this one, for lengths up to these or max_seqlen_q and max_seqlen_kv.
 
     Arguments and errors as for `attention`. A GPU kernel that is not embedded or cached is compiled here.
-    schedule=True makes a plan of calls with a schedule, which `Plan.schedule` makes.
+    schedule=True makes a plan of calls with a schedule, which `Plan.schedule` makes; mask_map=True likewise.
     """
     return _made(q, k, v, layout, return_lse, frozenset(), options)
 
@@ -197,10 +228,10 @@ def _made(
 ) -> Plan:
     """A plan of attention, or of its gradients if there are any."""
     with (BackwardCall if gradients else Call).of("plan_make") as call:
-        is_scheduled = options.get("schedule") is True
-        call.fill(q, k, v, layout, None, {**options, "schedule": None} if is_scheduled else options)
-        if is_scheduled:
-            call.describe_schedule()
+        to_be_made = [name for name in ("schedule", "mask_map") if options.get(name) is True]
+        call.fill(q, k, v, layout, None, {**options, **dict.fromkeys(to_be_made)})
+        for name in to_be_made:
+            call.describe_made(name)
         describe(call, return_lse, gradients)
         handle = c.c_void_p()
         call.require(library.tessella_plan_make(call.tagged(), handle))

@@ -31,7 +31,7 @@ PREFIX = np.zeros(BATCH, np.int32)
 def test_other_masks_need_none(mask):
     given = tessella.mask_map(*operands(), mask)
     assert given is mask or mask == "causal"
-    assert not given.arrays.get("schedule")
+    assert not given.arrays.get("mask_map")
 
 
 def test_a_cpu_checks_the_call_too():
@@ -53,7 +53,7 @@ def test_a_map_has_the_lengths_it_was_made_with():
 def mapped():
     """As mask_map makes it on a GPU."""
     mask = tessella.dense(np.ones((SEQLEN, SEQLEN), bool))
-    mask.arrays["schedule"] = np.zeros(1, np.int32)
+    mask.arrays["mask_map"] = np.zeros(1, np.int32)
     return mask
 
 
@@ -64,8 +64,8 @@ def test_a_map_is_of_one_mask():
         tessella.causal() & mapped()
     with pytest.raises(tessella.InvalidArgument, match="^mask_map: mask has a map, expected one without"):
         tessella.mask_map(*operands(), mapped())
-    with pytest.raises(tessella.InvalidArgument, match="schedule is given beside a mask that has a map"):
-        tessella.attention(*operands(), mask=mapped(), schedule=np.zeros(1, np.int32))
+    with pytest.raises(tessella.InvalidArgument, match="mask_map is given beside a mask that has a map"):
+        tessella.attention(*operands(), mask=mapped(), mask_map=np.zeros(1, np.int32))
 
 
 torch = pytest.importorskip("torch")
@@ -116,7 +116,7 @@ def test_a_map_belongs_to_its_sizes():
     import tessella.torch
 
     mask = tessella.mask_map(*on_cuda(64), masks()["documents"])
-    with torch.no_grad(), pytest.raises(tessella.InvalidArgument, match="forward: the schedule, the map of"):
+    with torch.no_grad(), pytest.raises(tessella.InvalidArgument, match="forward: mask_map has"):
         longer = [torch.zeros(BATCH, 4 * SEQLEN, HEADS, 64, device="cuda", dtype=torch.bfloat16) for _ in "qkv"]
         ids = torch.zeros(BATCH, 4 * SEQLEN, device="cuda", dtype=torch.int32)
-        tessella.torch.attention(*longer, mask=tessella.document(ids, ids), schedule=mask.arrays["schedule"])
+        tessella.torch.attention(*longer, mask=tessella.document(ids, ids), mask_map=mask.arrays["mask_map"])

@@ -250,7 +250,7 @@ def test_every_option_has_a_case():
     used = {name for options, _ in CASES.values() for name in options}
     packed = {"cu_seqlens_q", "cu_seqlens_kv"}
     others = {"kernel", "out_dtype", "page_table", "cache_batch_idx", "draft_mask"} | packed | SLICES | SCALES  # below
-    of_another_file = {"cancel", "schedule", "v_transposed"}
+    of_another_file = {"cancel", "schedule", "mask_map", "v_transposed"}
     assert used | others | needs_a_gpu | of_another_file == set(tessella.Options.__annotations__)
 
 

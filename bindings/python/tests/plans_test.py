@@ -41,7 +41,7 @@ def test_no_plan_of_the_cpu_has_a_schedule():
     assert tessella.plan(Q, K, V, schedule=None).kernel.startswith("cpu.")
     with pytest.raises(
         tessella.InvalidArgument,
-        match="^plan_schedule: cpu.forward_.* follows no schedule, expected a plan of a GPU with schedule=True$",
+        match="^plan_schedule: cpu.forward_.* reads no schedule, expected a plan of a GPU with schedule=True$",
     ):
         tessella.plan(Q, K, V).schedule(Q, K, V)
     np.testing.assert_array_equal(tessella.plan(Q, K, V).run(Q, K, V, cache_settled=True), tessella.attention(Q, K, V))

@@ -25,7 +25,7 @@
 namespace tessella::torch {
 
 // Arrays of a call beside q, k and v, as ForwardArgs names and shapes them; an undefined tensor is absent. out is made
-// when absent, and lse is not written then; schedule is made by decode_schedule or by mask_map.
+// when absent, and lse is not written then; schedule is made by decode_schedule, mask_map by the function of that name.
 struct Tensors {
   // generated: tensors, from src/api/arguments.toml
   at::Tensor out = {};
@@ -40,6 +40,7 @@ struct Tensors {
   at::Tensor cache_batch_idx = {};
   at::Tensor draft_mask = {};
   at::Tensor schedule = {};
+  at::Tensor mask_map = {};
   at::Tensor bias = {};
   at::Tensor alibi_slopes = {};
   at::Tensor sink = {};
@@ -81,6 +82,7 @@ inline ForwardArgs forward_args(const at::Tensor& q, const at::Tensor& k, const 
   args.cache_batch_idx = view(tensors.cache_batch_idx, "cache_batch_idx");
   args.draft_mask = view(tensors.draft_mask, "draft_mask");
   args.schedule = view(tensors.schedule, "schedule");
+  args.mask_map = view(tensors.mask_map, "mask_map");
   args.bias = view(tensors.bias, "bias");
   args.alibi_slopes = view(tensors.alibi_slopes, "alibi_slopes");
   args.sink = view(tensors.sink, "sink");
@@ -251,12 +253,12 @@ class Differentiable : public ::torch::autograd::Function<Differentiable> {
   }
 };
 
-// Whether a schedule of such a call is the map of its mask; otherwise it says where keys are split.
+// Whether the mask of such a call has a map.
 inline bool has_mapped_mask(const AttentionOptions& options) {
   tessella_forward_args args = TESSELLA_FORWARD_ARGS_INIT;
   options.mask.fill(args);
   return args.dense_mask != nullptr || args.block_map != nullptr || args.document_ids_q != nullptr ||
-         !options.mask_mod.empty();
+         args.key_ranges != nullptr || args.query_ranges != nullptr || !options.mask_mod.empty();
 }
 
 inline bool needs_grad(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
@@ -299,9 +301,7 @@ inline bool is_differentiable(const at::Tensor& q, const at::Tensor& k, const at
   if (tensors.cache_batch_idx.defined()) no("keys in slots of a cache have no gradients");
   if (tensors.draft_mask.defined()) no("drafts have no gradients");
   if (v.defined() && v.element_size() == 1) no("quantised caches have no gradients");
-  if (tensors.schedule.defined() && !has_mapped_mask(options)) {
-    no("calls whose keys are split by a schedule have no gradients");
-  }
+  if (tensors.schedule.defined()) no("calls whose keys are split by a schedule have no gradients");
   if (tensors.out.defined() || tensors.lse.defined()) no("a call with out or lse given has no gradients");
   return true;
 }
@@ -323,26 +323,26 @@ inline std::tuple<at::Tensor, at::Tensor> differentiated(const at::Tensor& q, co
   return {made[0], made[1]};
 }
 
-// What tessella_plan_schedule writes for the call, in tensors.schedule where it is given.
-inline at::Tensor make_schedule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                const AttentionOptions& options, const Tensors& tensors) {
+// What is made before calls like this one: `bytes` and `make` of Plan, in `given` where it is given, as args.*member.
+template <typename Bytes, typename Make>
+at::Tensor made_before(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
+                       const Tensors& tensors, TensorView ForwardArgs::*member, at::Tensor given, Bytes bytes,
+                       Make make) {
   const c10::AutoGradMode no_grad(false);  // tensors that require grad are read as any
   ForwardArgs args = forward_args(q, k, v, tensors);
   if (!tensors.out.defined()) args.out = like_out(q, v, options, tensors);
-  if (!tensors.schedule.defined()) {
-    args.schedule = tessella::view(static_cast<void*>(nullptr), i32, {0}, {}, device_of("attention", q, "q"));
+  if (!given.defined()) {
+    args.*member = tessella::view(static_cast<void*>(nullptr), i32, {0}, {}, device_of("attention", q, "q"));
   }
-  at::Tensor schedule = tensors.schedule;
   run_on(q, options, [&](const AttentionOptions& own, void* stream) {
     const Plan plan = plan_forward(args, own);
-    if (!schedule.defined()) {
-      const auto words = static_cast<int64_t>(plan.schedule_bytes(args) / sizeof(int32_t));
-      schedule = at::empty({words}, q.options().dtype(at::kInt));
-      args.schedule = view(schedule, "schedule");
+    if (!given.defined()) {
+      given = at::empty({static_cast<int64_t>(bytes(plan, args) / sizeof(int32_t))}, q.options().dtype(at::kInt));
+      args.*member = view(given, "tensor");
     }
-    plan.make_schedule(args, stream);
+    make(plan, args, stream);
   });
-  return schedule;
+  return given;
 }
 
 }  // namespace detail
@@ -386,21 +386,27 @@ inline std::tuple<at::Tensor, at::Tensor> attention_lse(const at::Tensor& q, con
 // window: made on the GPU, once a model step (tessella_plan_schedule). What q, k and v hold is not read.
 inline at::Tensor decode_schedule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const AttentionOptions& options = {}, const Tensors& tensors = {}) {
-  return detail::make_schedule(q, k, v, options, tensors);
+  return detail::made_before(
+      q, k, v, options, tensors, &ForwardArgs::schedule, tensors.schedule,
+      [](const Plan& plan, const ForwardArgs& args) { return plan.schedule_bytes(args); },
+      [](const Plan& plan, const ForwardArgs& args, void* stream) { plan.make_schedule(args, stream); });
 }
 
-// The map of the tiles that the mask hides, for tensors.schedule of calls with this mask, their gradients too: made on
-// the GPU, once a model step, in tensors.schedule where it is given. Calls may have any head dim and dtype, and any
+// The map of the tiles that the mask hides, for tensors.mask_map of calls with this mask, their gradients too: made on
+// the GPU, once a model step, in tensors.mask_map where it is given. Calls may have any head dim and dtype, and any
 // number of heads where the mask has no head axis. Batch, lengths, padding, draft_mask, mask_mod with its arrays and
 // the mask's memory are those given here; nothing checks that, and with others results are wrong. What q, k and v hold
 // is not read. Returns an undefined tensor where nothing is to be read: on CPUs, and for masks that have none of dense,
-// block_map, document and mask_mod.
+// block_map, document, key_ranges, query_ranges and mask_mod.
 inline at::Tensor mask_map(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const AttentionOptions& options, const Tensors& tensors = {}) {
   const c10::AutoGradMode no_grad(false);
   for (const auto& [name, tensor] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}}) detail::required(*tensor, name);
-  return q.is_cpu() || !detail::has_mapped_mask(options) ? at::Tensor()
-                                                         : detail::make_schedule(q, k, v, options, tensors);
+  if (q.is_cpu() || !detail::has_mapped_mask(options)) return {};
+  return detail::made_before(
+      q, k, v, options, tensors, &ForwardArgs::mask_map, tensors.mask_map,
+      [](const Plan& plan, const ForwardArgs& args) { return plan.mask_map_bytes(args); },
+      [](const Plan& plan, const ForwardArgs& args, void* stream) { plan.make_mask_map(args, stream); });
 }
 
 }  // namespace tessella::torch

@@ -78,10 +78,10 @@ struct Recipe {
   core::WorkspaceSize workspace;
   std::string description;  // one line: tiles, shared memory
   std::vector<Step> steps;
-  // The step that makes the call's schedule in the caller's memory. It is queued once for many runs (design.md, section
-  // 3).
-  int64_t schedule_bytes = 0;
-  std::vector<Step> schedule;
+  // The step that makes what runs read in the caller's memory: a schedule, or the map of a mask. It is queued once for
+  // many runs (design.md, section 3).
+  int64_t made_bytes = 0;
+  std::vector<Step> made_before;
 };
 
 // The blocks that run at once on an otherwise idle GPU; a call may ask for fewer multiprocessors.

@@ -20,7 +20,7 @@ struct PreparedStep {
 
 // What a plan keeps beside its recipe.
 struct Prepared {
-  std::vector<PreparedStep> steps, schedule;
+  std::vector<PreparedStep> steps, made_before;
 };
 
 // The step, or what replaces it.
@@ -62,7 +62,7 @@ std::string unavailable(const KernelRow& row, core::Device device) {
 
 core::Offer offer(const KernelRow& row, const core::Shape& bounds) {
   auto recipe = std::make_shared<const Recipe>(row.recipe(bounds, device_of(bounds)));
-  return {recipe->ineligible, recipe->leaves, recipe->workspace, recipe->schedule_bytes, recipe};
+  return {recipe->ineligible, recipe->leaves, recipe->workspace, recipe->made_bytes, recipe};
 }
 
 std::string describe(const core::Plan& plan) {
@@ -76,7 +76,7 @@ std::shared_ptr<const void> prepare(const core::Plan& plan) {
   const DeviceInfo& device = device_of(plan.shape);
   auto prepared = std::make_shared<Prepared>();
   for (const auto& [steps, to] :
-       {std::pair{&recipe.steps, &prepared->steps}, {&recipe.schedule, &prepared->schedule}}) {
+       {std::pair{&recipe.steps, &prepared->steps}, {&recipe.made_before, &prepared->made_before}}) {
     for (const Step& step : *steps) {
       to->push_back(prepare_step(without_spills(step, device.arch), plan.shape, device));
     }
@@ -107,8 +107,8 @@ void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspa
   queue(prepared(plan).steps, arguments, plan, workspace, stream);
 }
 
-void make_schedule(const core::Arguments& arguments, const core::Plan& plan, void* stream) {
-  queue(prepared(plan).schedule, arguments, plan, {}, stream);
+void make(const core::Arguments& arguments, const core::Plan& plan, void* stream) {
+  queue(prepared(plan).made_before, arguments, plan, {}, stream);
 }
 
 }  // namespace tessella::cuda

@@ -27,7 +27,7 @@ struct KernelRow {
   bool serves_few = false;
   bool splits_keys = false;
   uint32_t automatic = ~0u;  // bit per DType for which it may be chosen unnamed
-  int64_t (*schedule_needed)(const core::Arguments& arguments) = nullptr;  // as core::Kernel has it
+  int64_t (*made_needed)(const core::Arguments& arguments) = nullptr;  // as core::Kernel has it
   Recipe (*recipe)(const core::Shape& bounds, const DeviceInfo& device) = nullptr;
   core::Cost (*cost)(const core::Arguments& arguments, const DeviceInfo& device) = nullptr;
 };
@@ -38,7 +38,7 @@ core::Offer offer(const KernelRow& row, const core::Shape& bounds);
 std::string describe(const core::Plan& plan);
 std::shared_ptr<const void> prepare(const core::Plan& plan);
 void run(const core::Arguments& arguments, const core::Plan& plan, core::Workspace workspace, void* stream);
-void make_schedule(const core::Arguments& arguments, const core::Plan& plan, void* stream);
+void make(const core::Arguments& arguments, const core::Plan& plan, void* stream);
 
 template <const KernelRow& row>
 core::Kernel kernel() {
@@ -62,8 +62,8 @@ core::Kernel kernel() {
                       : +[](const core::Arguments& a) { return row.cost(a, device_info(core::facts(a).device.id)); },
           .describe = describe,
           .prepare = prepare,
-          .schedule_needed = row.schedule_needed,
-          .schedule = make_schedule,
+          .made_needed = row.made_needed,
+          .make = make,
           .run = run};
 }
 

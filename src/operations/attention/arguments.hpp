@@ -64,6 +64,8 @@ struct AttentionArguments : AttentionShape {
   const int32_t* cancel = nullptr;  // a flag on the host; not zero: the call is to end
   void* schedule = nullptr;         // on a GPU, as the plan's kernel made it
   int64_t schedule_bytes = 0;
+  const void* mask_map = nullptr;  // likewise
+  int64_t mask_map_bytes = 0;
   // Nothing that the call reads is written by the kernel queued just before, but q.
   bool cache_is_settled = false;
 
@@ -138,6 +140,9 @@ struct AttentionArguments : AttentionShape {
     if (seed_data != nullptr) seed = static_cast<uint64_t>(*seed_data);
     if (offset_data != nullptr) offset = static_cast<uint64_t>(*offset_data);
   }
+
+  // Of what was made before the call.
+  int64_t made_bytes() const { return features.has(Feature::mask_map) ? mask_map_bytes : schedule_bytes; }
 
   // All that the arguments point to (core/call_memory.hpp); what is absent may be left out.
   template <typename A, typename F>
@@ -250,9 +255,8 @@ void AttentionArguments::memory(A& a, F&& f) {
   detail::operands(a, f);
   detail::length_tables(a, f);
   detail::score_tensors(a, f);
-  // Runs count in the schedule of a decode call; the map of a mask they only read.
-  f(FieldName{"schedule"}, Bytes{a.schedule, a.schedule_bytes},
-    a.features.has_any(kMappedMasks) ? Access::read : Access::written);
+  f(FieldName{"schedule"}, Bytes{a.schedule, a.schedule_bytes}, Access::written);  // runs count in it
+  f(FieldName{"mask_map"}, Bytes{a.mask_map, a.mask_map_bytes}, Access::read);
   f(FieldName{"seed"}, a.seed_data, Access::read);
   f(FieldName{"offset"}, a.offset_data, Access::read);
   for (int32_t i = 0; i < a.num_arrays; ++i) {

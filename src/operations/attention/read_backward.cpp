@@ -35,7 +35,7 @@ class GradientReader {
                                         {"a transposed v", Feature::transposed_v}}) {
       if (a_.features.has(feature)) unsupported(message(function_, ": ", name, " is given, and has no gradients"));
     }
-    if (a_.features.has(Feature::schedule) && !a_.features.has_any(kMappedMasks)) {
+    if (a_.features.has(Feature::schedule)) {
       unsupported(message(function_, ": schedule is given, and calls whose keys are split have no gradients"));
     }
     a_.score_mod_gradient = options_.score_mod_gradient == nullptr ? "" : options_.score_mod_gradient;

@@ -42,6 +42,26 @@ const ExpectedError kErrors[] = {
        c.options.batch_invariant = true;
      },
      kInvalid, "forward: schedule is given, expected it absent beside batch_invariant"},
+    {"mask_map_of_no_mask",
+     [](SmallCall& c) {
+       c.args.mask_map = ints(0, 4);
+       c.options.mask = ts::Mask::causal();
+     },
+     kInvalid,
+     "forward: mask_map is given, expected it beside a mask that has one: document dense block_map key_ranges "
+     "query_ranges mask_mod"},
+    {"mask_map_on_the_cpu",
+     [](SmallCall& c) {
+       c.args.mask_map = ints(0, 4);
+       c.options.mask = ts::Mask::dense(ts::view(g_bools, ts::boolean, {3, 5}));
+     },
+     kUnsupported, "forward: no forward kernel on the CPU supports mask_map"},
+    {"mask_map_and_schedule",
+     [](SmallCall& c) {
+       c.args.mask_map = c.args.schedule = ints(0, 4);
+       c.options.mask = ts::Mask::dense(ts::view(g_bools, ts::boolean, {3, 5}));
+     },
+     kInvalid, "forward: schedule is given, expected it absent beside mask_map"},
     {"schedule_and_splits",
      [](SmallCall& c) {
        c.args.schedule = ints(0, 4);

@@ -15,7 +15,6 @@ import torch._functorch.utils as _functorch_utils  # type: ignore[import-not-fou
 
 from .._backward_call import GRADIENTS
 from .._errors import InvalidArgument, Unsupported
-from .._fields import MAPPED_MASKS
 from . import _operator
 from ._schema import OF_CACHES, OF_FORWARD, OF_SLICES
 from ._tensor import is_long, require_strided
@@ -248,7 +247,7 @@ def _require_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named:
         raise Unsupported(
             f"forward: a tensor requires grad, and slices of a whole have gradients in float64 alone; {_WITHOUT}"
         )
-    if named.get("schedule") is not None and not any(named.get(name) is not None for name in MAPPED_MASKS):
+    if named.get("schedule") is not None:
         raise Unsupported(
             "forward: a tensor requires grad, and calls whose keys are split by a schedule have no gradients; "
             f"{_WITHOUT}"

@@ -227,7 +227,7 @@ std::string backward_ineligible(const AttentionShape& p, const BackwardSm80Confi
     return message("takes d_out of q's dtype, and it is ", core::name(p.operands[Name::d_out].dtype));
   }
   if (std::string lacking = lacks(p, shared_bytes(c), device); !lacking.empty()) return lacking;
-  if (std::string reason = no_mask_map(p); !reason.empty()) return reason;
+  if (std::string reason = too_large_map(p); !reason.empty()) return reason;
   if (std::string reason = too_large(p, c); !reason.empty()) return reason;
   if (p.batch * p.heads_kv * ceil_div(p.seqlen_kv, c.tile_kv) > kMaxBlocks) {
     return message("batch * heads_kv * seqlen_kv makes more than ", kMaxBlocks, " tiles");

@@ -29,7 +29,7 @@ portable::ClassifyParams classify_params(const AttentionArguments& p, const Tile
           .arrays = arrays_params(p),
           .tile_map = tile_map,
           .tiles_q = narrow(map.tiles_q),
-          .mask_map = static_cast<uint32_t*>(p.schedule)};
+          .mask_map = static_cast<uint32_t*>(const_cast<void*>(p.mask_map))};
 }
 
 // A block for each tile of the call's tile map.
@@ -56,15 +56,15 @@ Step pass(const char* kernel, const ClassifyConfig& config, const MapTiles& tile
 void add_mask_passes(Recipe& recipe, const core::AttentionShape& bounds, const ForwardTiles& tiles,
                      const std::string& user_source, TileMapParamsOf tile_map_of) {
   if (tiles.score.mask != portable::MaskLevel::bits) return;
-  const bool has_map = bounds.features.has(Feature::schedule);
+  const bool has_map = bounds.features.has(Feature::mask_map);
   ClassifyConfig config = portable::classify_config(tiles.score, tiles.tile_q, tiles.tile_kv);
   if (has_map) {
     const ClassifyConfig making = portable::classify_config(tiles.score, kMapTiles.tile_q, kMapTiles.tile_kv);
-    recipe.schedule_bytes = bytes_of_map(largest_tile_map(bounds, kMapTiles), bounds);
-    recipe.schedule.push_back(pass("map_mask", making, kMapTiles, user_source,
-                                   [](const AttentionArguments&, const TileMap& map, const core::Workspace&) {
-                                     return tile_map_params(map, nullptr, nullptr);
-                                   }));
+    recipe.made_bytes = bytes_of_map(largest_tile_map(bounds, kMapTiles), bounds);
+    recipe.made_before.push_back(pass("map_mask", making, kMapTiles, user_source,
+                                      [](const AttentionArguments&, const TileMap& map, const core::Workspace&) {
+                                        return tile_map_params(map, nullptr, nullptr);
+                                      }));
     config.masks = {.mask = portable::MaskLevel::bits};
     config.has_map = true;
   }
@@ -72,11 +72,8 @@ void add_mask_passes(Recipe& recipe, const core::AttentionShape& bounds, const F
       pass("classify_tiles", config, tiles, has_map ? std::string() : user_source, std::move(tile_map_of)));
 }
 
-std::string no_mask_map(const core::AttentionShape& p) {
-  if (!p.features.has(Feature::schedule)) return "";
-  if (p.features.has_any(core::kMappedMasks)) return too_large(p, kMapTiles);
-  return "a schedule beside many queries is the map of a mask, and the call has none of document, dense, block_map, "
-         "key_ranges, query_ranges and mask_mod";
+std::string too_large_map(const core::AttentionShape& p) {
+  return p.features.has(Feature::mask_map) ? too_large(p, kMapTiles) : "";
 }
 
 int64_t mask_map_bytes(const core::Arguments& call) {

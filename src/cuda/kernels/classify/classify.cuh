@@ -243,7 +243,7 @@ __device__ __forceinline__ uint32_t keys_between(const KeyRange& keys, int32_t f
 // A block for each tile of C.tile_q x C.tile_kv writes its class and the words of its seen keys, if the band does not
 // hide the tile.
 template <ClassifyConfig C>
-__global__ void __launch_bounds__(portable::kClassifyWarps * 32)
+__global__ void __launch_bounds__(portable::kClassifyWarps * 32, C.blocks)
     classify_tiles(const __grid_constant__ ClassifyParams p) {
   static_assert(C.tile_kv % kKeysAtOnce == 0 && C.tile_kv <= 32 * kKeysAtOnce, "a lane has four keys");
   const MapPosition at = map_position(p);
@@ -269,7 +269,8 @@ __global__ void __launch_bounds__(portable::kClassifyWarps * 32)
 
 // A block for each tile of C.tile_q x C.tile_kv = 64 queries x 128 keys writes the map's words.
 template <ClassifyConfig C>
-__global__ void __launch_bounds__(portable::kClassifyWarps * 32) map_mask(const __grid_constant__ ClassifyParams p) {
+__global__ void __launch_bounds__(portable::kClassifyWarps * 32, C.blocks)
+    map_mask(const __grid_constant__ ClassifyParams p) {
   static_assert(C.tile_q == portable::kMapQueries && C.tile_kv == portable::kSeenWords * 32);
   const MapPosition at = map_position(p);
   const BandedMaskTile banded = mask_tile<C>(p, at);

@@ -1,5 +1,5 @@
 // The passes over masks that are no interval (kernels/classify/classify.cuh): the step before a kernel that finds the
-// classes of its tiles, and the schedule of such a call, the map of its mask.
+// classes of its tiles, and the map of a mask that is made before.
 #pragma once
 
 #include <functional>
@@ -21,10 +21,10 @@ using TileMapParamsOf = std::function<portable::TileMapParams(const core::Attent
 void add_mask_passes(Recipe& recipe, const core::AttentionShape& bounds, const ForwardTiles& tiles,
                      const std::string& user_source, TileMapParamsOf tile_map_of);
 
-// Why a call with a schedule that is no map of a mask, or with too large a one, is not eligible, or "".
-std::string no_mask_map(const core::AttentionShape& shape);
+// Why a call with the map of a mask is not eligible, or "".
+std::string too_large_map(const core::AttentionShape& shape);
 
-// Bytes of the map of the call's mask, which is its schedule.
+// Bytes of the map of the call's mask.
 int64_t mask_map_bytes(const core::Arguments& call);
 
 }  // namespace tessella::cuda

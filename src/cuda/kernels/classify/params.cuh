@@ -22,6 +22,7 @@ struct ClassifyConfig {
   int32_t tile_q = 0;
   int32_t tile_kv = 0;
   bool has_map = false;  // the mask's map is read, and not the mask
+  int32_t blocks = 0;    // of a multiprocessor, at least; 0: as many as the assembler finds best
   bool operator==(const ClassifyConfig&) const = default;
 };
 
@@ -39,7 +40,10 @@ struct ClassifyParams {
 constexpr ClassifyConfig classify_config(const ScoreConfig& score, int32_t tile_q, int32_t tile_kv) {
   ScoreConfig masks = masks_of(score);
   masks.mask = MaskLevel::bits;
-  return {.masks = masks, .tile_q = tile_q, .tile_kv = tile_kv};
+  // For more blocks than these the assembler would spill a few registers.
+  const bool has_ranges = masks.element_masks.key_ranges || masks.element_masks.query_ranges;
+  const int32_t blocks = num_masks(masks) > 1 ? 4 : has_ranges ? 8 : 0;
+  return {.masks = masks, .tile_q = tile_q, .tile_kv = tile_kv, .blocks = blocks};
 }
 
 }  // namespace tessella::portable

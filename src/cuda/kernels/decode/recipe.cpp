@@ -197,8 +197,8 @@ Recipe recipe(AttentionShape bounds, const DeviceInfo& device, bool unified_max)
   Recipe recipe{.workspace = workspace(splits, config), .description = description(config, splits, device)};
   recipe.steps.push_back(decode_step(config, splits, device));
   if (splits.pieces > 0) {
-    recipe.schedule_bytes = schedule_bytes(bounds, splits);
-    recipe.schedule.push_back(schedule_step(config, splits));
+    recipe.made_bytes = schedule_bytes(bounds, splits);
+    recipe.made_before.push_back(schedule_step(config, splits));
   }
   return recipe;
 }

@@ -85,7 +85,7 @@ std::string ineligible(const AttentionShape& p, const ForwardSm90Config& config,
     return message(passes_masks ? "the pass over a mask's tiles" : "the step that transposes v",
                    " leaves no multiprocessor free, and num_sms is ", p.num_sms, " of ", device.num_sms);
   }
-  if (std::string reason = no_mask_map(p); !reason.empty()) return reason;
+  if (std::string reason = too_large_map(p); !reason.empty()) return reason;
   return too_large(p, config);
 }
 

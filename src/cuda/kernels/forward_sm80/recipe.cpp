@@ -54,7 +54,7 @@ Recipe forward_sm80_recipe(const core::Shape& shape, const DeviceInfo& device) {
   const auto config = forward_sm80_config(bounds, device);
   if (std::string lacking = lacks(bounds, shared_bytes(config), device); !lacking.empty())
     return {.ineligible = lacking};
-  if (std::string reason = no_mask_map(bounds); !reason.empty()) return {.ineligible = reason};
+  if (std::string reason = too_large_map(bounds); !reason.empty()) return {.ineligible = reason};
   if (std::string reason = too_large(bounds, config); !reason.empty()) return {.ineligible = reason};
   const std::string user = user_source(bounds.score_mod, bounds.mask_mod);
   const auto longer = for_small_source(config, device.arch);

@@ -31,7 +31,7 @@ std::string ineligible(const core::AttentionShape& p, const ForwardSm90Config& c
     return message("the pass over a mask's tiles leaves no multiprocessor free, and num_sms is ", p.num_sms, " of ",
                    device.num_sms);
   }
-  if (std::string reason = no_mask_map(p); !reason.empty()) return reason;
+  if (std::string reason = too_large_map(p); !reason.empty()) return reason;
   return too_large(p, config);
 }
 
