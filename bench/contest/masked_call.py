@@ -32,15 +32,21 @@ class MaskedCall:
         self.backward()
 
     def error(self, visible: torch.Tensor) -> float:
-        """The largest ||result - reference|| / ||reference|| of the last sequence's first head.
+        """The largest ||result - reference|| / ||reference|| of the last sequence's first KV head and its query heads.
 
         visible: (queries, keys) of that sequence.
         """
         self.both()
-        inputs = [tensor[-1, :, 0].double().requires_grad_() for tensor in self.tensors]
+        group = self.tensors[0].shape[2] // self.tensors[1].shape[2]
+
+        def heads(tensor: torch.Tensor, count: int) -> torch.Tensor:
+            return tensor[-1, :, :count].transpose(0, 1).double()
+
+        counts = (group, 1, 1)
+        inputs = [heads(tensor, count).requires_grad_() for tensor, count in zip(self.tensors, counts)]
         q, k, v = inputs
-        scores = (q @ k.T / math.sqrt(q.shape[-1])).masked_fill(~visible, -math.inf)
+        scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~visible, -math.inf)
         out = scores.softmax(-1) @ v
-        wanted = [out.detach(), *torch.autograd.grad(out, inputs, self.d_out[-1, :, 0].double())]
-        got = [tensor[-1, :, 0].double() for tensor in (self.out, *self.gradients)]
+        wanted = [out.detach(), *torch.autograd.grad(out, inputs, heads(self.d_out, group))]
+        got = [heads(tensor, count) for tensor, count in zip((self.out, *self.gradients), (group, *counts))]
         return max(float((one - other).norm() / other.norm()) for one, other in zip(got, wanted))
