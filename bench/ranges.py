@@ -18,8 +18,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
 import pathlib
+import re
 import statistics
 import sys
 import time
@@ -28,15 +28,17 @@ import tessella
 import tessella.torch
 import torch
 import torch._functorch.config
-from compare import cpu_name
+from compare import cpu_name, write_json
 from contest.backends import NotMeasured
 from contest.masked_call import MaskedCall
 from contest.measure import ROUNDS, attempted, window
 from contest.power import Nvml
 from contest.problem import BOUNDS
-from ranges_cases import BUILT_IN, TILE, cases, counted, matrix
+from ranges_cases import TILE, cases, counted, matrix
+from ranges_report import bound_by_host, reasons, spread, table, table_of_maps
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+HOST_CALLS = 5
 DIRECTIONS = ("forward", "backward")
 DEFAULTS = {"cuda": (8192, (16, 16), 128, "bf16"), "cpu": (4096, (4, 4), 64, "f32")}
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
@@ -51,7 +53,7 @@ def compiled_flex():
 class Flex:
     """FlexAttention of the tensors of a call of ours. Masks that read ranges of one kind share what is compiled."""
 
-    def __init__(self, case, call):
+    def __init__(self, case, call, has_gradients):
         device, seqlen = call.d_out.device, len(case.ranges)
         # Views of one array do not compile on a CPU.
         starts, ends = (torch.from_numpy(case.ranges[:, 0, bound].copy()).to(device) for bound in (0, 1))
@@ -61,14 +63,14 @@ class Flex:
             "query ranges": lambda b, h, i, j: (starts[j] <= i) & (i < ends[j]),
         }
         mod = mods["causal" if case.name == "causal" else "query ranges" if case.is_of_queries else "key ranges"]
-        self.has_gradients = device.type == "cuda"
-        self.inputs = [of.detach().transpose(1, 2).requires_grad_(self.has_gradients) for of in call.tensors]
+        self.has_gradients = has_gradients
+        self.inputs = [of.detach().transpose(1, 2).requires_grad_(has_gradients) for of in call.tensors]
         self.d_out = call.d_out.transpose(1, 2)
         self.block_mask, self.block_mask_ms = once(
             lambda: create_block_mask(mod, None, None, seqlen, seqlen, device=device, BLOCK_SIZE=TILE), device.type
         )
         self.is_grouped = self.inputs[0].shape[1] != self.inputs[1].shape[1]
-        self.directions = DIRECTIONS if self.has_gradients else ("forward",)
+        self.directions = DIRECTIONS if has_gradients else ("forward",)
         self.out = self.forward()
 
     def forward(self):
@@ -106,6 +108,17 @@ def synchronize(device):
         torch.cuda.synchronize()
 
 
+def host_ms(run):
+    """Milliseconds after which a call of a GPU returns, while the GPU works."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(HOST_CALLS):
+        run()
+    passed = time.perf_counter() - begin
+    torch.cuda.synchronize()
+    return 1e3 * passed / HOST_CALLS
+
+
 def require(error, bound):
     if not error <= bound:  # also NaN
         raise NotMeasured(f"wrong: error {error:.1e}, at most {bound:.0e} expected; not timed")
@@ -117,12 +130,21 @@ class Measurement:
     def __init__(self, args):
         torch.manual_seed(3)
         self.args, (heads_q, heads_kv) = args, args.heads
+        self.head = {
+            "machine": machine_of(args.device),
+            "versions": f"tessella {tessella.__version__}, torch {torch.__version__}",
+            "shape": f"1 x {args.seqlen} tokens, {heads_q}:{heads_kv} heads of {args.head_dim}, {args.dtype}",
+            "window_s": args.window,
+            "command": " ".join(sys.argv),
+        }
         *self.tensors, self.d_out = (
             torch.randn(1, args.seqlen, heads, args.head_dim, device=args.device).to(DTYPES[args.dtype])
             for heads in (heads_q, heads_kv, heads_kv, heads_q)
         )
         self.cases, self.bound = cases(args.seqlen, args.device), BOUNDS[args.dtype]
-        self.rows = [{"mask": case.name, "given": case.given, "ms": {}, "spread": {}} for case in self.cases]
+        self.rows = [
+            {"mask": case.name, "given": case.given, "ms": {}, "host_ms": {}, "spread": {}} for case in self.cases
+        ]
         self.sides, self.not_measured, self.seconds = {}, {}, {}
 
     def run(self):
@@ -140,10 +162,7 @@ class Measurement:
                 self.prepare_flex, [(idx, "flex") for idx in first_of.values() if (idx, "plain") in self.sides]
             )
         with self.part("timed"):
-            times = self.times()
-        for (idx, side, direction), taken in times.items():
-            self.rows[idx]["ms"][f"{side} {direction}"] = 1e3 * statistics.median(taken)
-            self.rows[idx]["spread"][f"{side} {direction}"] = max(taken) / min(taken)
+            self.time()
 
     @contextlib.contextmanager
     def part(self, name):
@@ -160,10 +179,13 @@ class Measurement:
         idx, side = key
         mask = self.cases[idx].mask
         if side == "map":
-            mapped, milliseconds = once(lambda: tessella.mask_map(*self.tensors, mask), self.args.device)
+            mapped, map_ms = once(lambda: tessella.mask_map(*self.tensors, mask), self.args.device)
             if mapped is mask:  # nothing is read
                 return
-            mask, self.rows[idx]["map_ms"] = mapped, milliseconds
+            mask, self.rows[idx]["map_ms"] = mapped, map_ms
+        if side == "plain":
+            plans = (tessella.explain(*self.tensors, backward=back, mask=mask) for back in (False, True))
+            self.rows[idx]["kernels"] = [re.findall(r"^kernel: (\S+)", plan, re.MULTILINE)[-1] for plan in plans]
         self.sides[key] = call = Ours(self.tensors, self.d_out, mask)
         call.both()
         synchronize(self.args.device)
@@ -177,84 +199,39 @@ class Measurement:
     def prepare_flex(self, key):
         idx, _ = key
         ours = self.sides[idx, "plain"]
-        self.sides[key] = flex = Flex(self.cases[idx], ours)
+        self.sides[key] = flex = Flex(self.cases[idx], ours, self.args.device == "cuda")
         self.rows[idx]["block_mask_ms"] = flex.block_mask_ms
         require(flex.distance(ours), 2 * self.bound)
 
-    def times(self):
-        """Seconds of a call by case, side and direction: all that are whole, in turn."""
+    def time(self):
+        """All sides in turn; rows have what is known after each round, and so does the file."""
         taken = {}
+
+        def measure(length, direction, key):
+            run = getattr(self.sides[key], direction)
+            taken.setdefault((*key, direction), []).append(window(run, length, self.args.device))
+            if self.args.device == "cuda":
+                self.rows[key[0]]["host_ms"][f"{key[1]} {direction}"] = host_ms(run)
+
         for round_idx in range(-1, ROUNDS):
-            length = self.args.window if round_idx >= 0 else self.args.window / 5  # warm
+            length = self.args.window if round_idx >= 0 else self.args.window / 5
             for direction in DIRECTIONS:
+                keys = [key for key, side in self.sides.items() if direction in side.directions]
+                self.attempt_all(functools.partial(measure, length, direction), keys)
+            if round_idx < 0:
+                taken.clear()  # that was to warm up
+                continue
+            for (idx, side, direction), of in taken.items():
+                if (idx, side) in self.sides:
+                    self.rows[idx]["ms"][f"{side} {direction}"] = 1e3 * statistics.median(of)
+                    self.rows[idx]["spread"][f"{side} {direction}"] = max(of) / min(of)
+            self.save()
 
-                def measure(key, length=length, direction=direction, is_warm=round_idx < 0):
-                    found = window(getattr(self.sides[key], direction), length, self.args.device)
-                    if not is_warm:
-                        taken.setdefault((*key, direction), []).append(found)
-
-                self.attempt_all(measure, [key for key, side in self.sides.items() if direction in side.directions])
-        return {key: of for key, of in taken.items() if key[:2] in self.sides}
-
-
-def rate(row, side, direction, causal):
-    """Tiles a millisecond over causal's."""
-    return row["tiles"] / row["ms"][f"{side} {direction}"] / (causal["tiles"] / causal["ms"][f"plain {direction}"])
-
-
-def table(rows, direction):
-    """The first row is causal. A cell without a measurement is -."""
-    columns = ["ms", "rate / causal", "ms / built-in", "by its map, ms", "rate / causal", "flex, ms"]
-    columns += ["ours / flex", "by its map / flex"]
-    lines = ["| mask | given as | tiles | pairs | " + " | ".join(columns) + " |", "|---|---|" + "--:|" * 10]
-
-    def of(row, side):
-        return row["ms"].get(f"{side} {direction}") if row else None
-
-    def ratio(one, other):
-        return f"{one / other:.2f}x" if one and other else "-"
-
-    for row in rows:
-        same = [other for other in rows if other["mask"] == row["mask"]]
-        twin = next((other for other in same if other["given"] == BUILT_IN and row["given"] != BUILT_IN), None)
-        plain, mapped, flex = of(row, "plain"), of(row, "map"), next(filter(None, (of(r, "flex") for r in same)), None)
-        rates = {
-            side: f"{rate(row, side, direction, rows[0]):.2f}" if of(row, side) and of(rows[0], "plain") else "-"
-            for side in ("plain", "map")
-        }
-        cells = [row["mask"], row["given"], str(row["tiles"]), str(row["pairs"])]
-        cells += [milliseconds(plain), rates["plain"], ratio(plain, of(twin, "plain"))]
-        cells += [milliseconds(mapped), rates["map"], milliseconds(flex), ratio(flex, plain), ratio(flex, mapped)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def table_of_maps(rows):
-    """What is made once a mask, and how far the worst result was from float64."""
-    lines = ["| mask | given as | mask_map, ms | create_block_mask, ms | error |", "|---|---|--:|--:|--:|"]
-    for row in rows:
-        error = f"{row['error']:.1e}" if "error" in row else "-"
-        made = [milliseconds(row.get(name)) for name in ("map_ms", "block_mask_ms")]
-        lines.append("| " + " | ".join([row["mask"], row["given"], *made, error]) + " |")
-    return "\n".join(lines)
-
-
-def milliseconds(value):
-    return "-" if value is None else f"{value:.3f}"
-
-
-def reasons(not_measured, rows):
-    """A line a reason, with all that have it."""
-    names = {}
-    for (idx, side), reason in not_measured.items():
-        names.setdefault(reason, []).append(f"{rows[idx]['mask']}, {rows[idx]['given']}, {side}")
-    return "\n".join(f"- {'; '.join(of)}: {reason}" for reason, of in names.items())
-
-
-def spread(rows):
-    """The slowest round over the fastest, where it is the largest."""
-    found = [(value, f"{row['mask']}, {row['given']}, {name}") for row in rows for name, value in row["spread"].items()]
-    return "slowest round over fastest: at most {:.2f} ({})".format(*max(found)) if found else "nothing was timed"
+    def save(self):
+        if self.args.json:
+            record = {**self.head, "seconds": self.seconds, "rows": self.rows}
+            record["not_measured"] = reasons(self.not_measured, self.rows)
+            write_json(record, self.args.json)
 
 
 def machine_of(device):
@@ -303,26 +280,17 @@ def arguments(given=None):
 
 def main(given=None):
     args = arguments(given)
-    machine = machine_of(args.device)
-    versions = f"tessella {tessella.__version__}, torch {torch.__version__}"
-    shape = "1 x {} tokens, {}:{} heads of {}, {}".format(args.seqlen, *args.heads, args.head_dim, args.dtype)
-    print(f"{machine}; {versions}; {shape}\n", flush=True)
     measurement = Measurement(args)
+    print("{machine}; {versions}; {shape}; windows of {window_s} s\n".format(**measurement.head), flush=True)
     measurement.run()
+    measurement.save()
     rows, not_measured = measurement.rows, measurement.not_measured
     for direction in DIRECTIONS:
         print(f"{direction}\n\n{table(rows, direction)}\n")
-    print(f"{table_of_maps(rows)}\n\n{spread(rows)}\n")
+    print(f"{table_of_maps(rows)}\n\n{spread(rows)}; {bound_by_host(rows)}\n")
     if not_measured:
-        print(f"Not measured:\n{reasons(not_measured, rows)}\n")
-    print(", ".join(f"{name}: {seconds:.1f} s" for name, seconds in measurement.seconds.items()))
-    if args.json:
-        record = {
-            **{"machine": machine, "versions": versions, "shape": shape, "command": " ".join(sys.argv)},
-            **{"window_s": args.window, "seconds": measurement.seconds, "rows": rows},
-            "not_measured": reasons(not_measured, rows),
-        }
-        args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        print(f"Not measured:\n\n{reasons(not_measured, rows)}\n")
+    print("; ".join(f"{name}: {seconds:.1f} s" for name, seconds in measurement.seconds.items()))
     return int(any(side != "flex" for _, side in not_measured))
 
 

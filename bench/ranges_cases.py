@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy
 import tessella
 import torch
+from ranges_report import BUILT_IN
 
 TILE = 128
-BUILT_IN = "built-in"
 
 
 class Case(NamedTuple):
@@ -29,7 +29,7 @@ def parts(total, count):
 
 
 def cases(seqlen, device):
-    """Causal first. Sequences that are shorter than a GPU's default have parts that are smaller."""
+    """Causal first, and a built-in mask before the ranges that show the same. Short sequences have smaller parts."""
     prompt, block, image = min(2048, seqlen // 4), min(256, seqlen // 4), min(512, seqlen // 8)
     width, chunk = min(512, seqlen // 8), min(1024, seqlen // 4)
     tokens = numpy.arange(seqlen)
@@ -51,9 +51,6 @@ def cases(seqlen, device):
     def queries(name, of):
         return Case(name, "query ranges", tessella.query_ranges(array(of)), of, True)
 
-    def built_in(mask, case):
-        return case._replace(given=BUILT_IN, mask=mask)
-
     made = [
         keys("causal", tessella.ranges.block_diffusion(seqlen, seqlen, 1)),
         queries(answers, tessella.ranges.prefix_tree([prompt, *parts(seqlen - prompt, 16)], [-1] + 16 * [0])),
@@ -71,9 +68,12 @@ def cases(seqlen, device):
         windows: tessella.window(width, width),
         chunks: tessella.chunk(chunk),
     }
-    first_of = {case.name: case for case in reversed(made)}
-    causal, *others = (built_in(mask, first_of[name]) for name, mask in twins.items())
-    return [causal, *made, *others]
+    ordered = []
+    for case in made:
+        if case.name in twins:
+            ordered.append(case._replace(given=BUILT_IN, mask=twins.pop(case.name)))
+        ordered.append(case)
+    return ordered
 
 
 def strips(case):
