@@ -288,6 +288,8 @@ def main(given=None):
     for direction in DIRECTIONS:
         print(f"{direction}\n\n{table(rows, direction)}\n")
     print(f"{table_of_maps(rows)}\n\n{spread(rows)}; {bound_by_host(rows)}\n")
+    if args.device == "cpu":
+        print("FlexAttention has no backward on a CPU\n")
     if not_measured:
         print(f"Not measured:\n\n{reasons(not_measured, rows)}\n")
     print("; ".join(f"{name}: {seconds:.1f} s" for name, seconds in measurement.seconds.items()))
