@@ -171,7 +171,7 @@ class Plan:
         """What the mask of the calls hides, from masks and lengths as they are on the GPU: once for many calls.
 
         Calls with the same mask and lengths, of any head dim and dtype, and their gradients, take it as `mask_map`;
-        with others results are wrong. The plan is made with mask_map=True. `tessella.mask_map` makes a mask that carries
+        with others results are wrong. The plan is made with mask_map=True. `tessella.mask_map` makes a mask that has
         it.
 
         Args:

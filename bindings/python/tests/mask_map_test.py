@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import tessella
+from tessella import ranges
 
 BATCH, HEADS, SEQLEN = 2, 4, 300
+TREE = [SEQLEN - 170, 100, 70]  # tokens of a prompt and two answers
 
 
 def operands(head_dim=16):
@@ -89,11 +91,12 @@ def masks():
         "documents": tessella.document(ids, ids),
         "blocks": tessella.block_map(blocks, 64, 64) & tessella.keep_first(1),
         "noise": tessella.dense(noise),
+        "a tree": tessella.query_ranges(torch.from_numpy(ranges.prefix_tree(TREE, [-1, 0, 0])).cuda()),
     }
 
 
 @on_gpu
-@pytest.mark.parametrize("name", ["padding", "documents", "blocks", "noise"])
+@pytest.mark.parametrize("name", ["padding", "documents", "blocks", "noise", "a tree"])
 def test_one_map_serves_every_layer_and_its_gradients(name):
     """Of other head dims, heads and dtypes, and so of other kernels and tiles."""
     import tessella.torch

@@ -48,6 +48,14 @@ IN_DOUBLE = {
     "causal": {"mask": "causal"},
     "window and softcap": {"mask": tessella.window(3, 0) & tessella.keep_first(1), "softcap": 2.0},
     "dropout": {"dropout": 0.3, "seed": 4},
+    "key ranges": {
+        "mask": tessella.key_ranges(torch.tensor([[[0, 3]], [[2, 7]], [[4, 4]], [[0, 9]], [[1, 6]]], dtype=torch.int32))
+    },
+    "query ranges": {
+        "mask": tessella.query_ranges(
+            torch.tensor([[[j // 2, j + 1], [j + 2, 5]] for j in range(3)] + [[[0, 5], [5, 5]]] * 4, dtype=torch.int32)
+        )
+    },
     "lengths": {
         "seqlens_q": torch.tensor([5, 3], dtype=torch.int32),
         "seqlens_kv": torch.tensor([4, 7], dtype=torch.int32),

@@ -77,6 +77,17 @@ def test_masks_made_before_the_graph(qkv):
     assert close([torch.compile(call, fullgraph=True)(q, k, v)], [call(q, k, v)])
 
 
+def test_ranges_made_in_the_graph(qkv):
+    q, k, v = qkv
+
+    def call(q, k, v):
+        keys = torch.arange(k.shape[1], dtype=torch.int32, device=k.device)
+        ranges = torch.stack([keys - 4, keys + 2], dim=-1).clamp(min=0).unsqueeze(1)
+        return tessella.torch.attention(q, k, v, mask=tessella.query_ranges(ranges))
+
+    assert close([torch.compile(call, fullgraph=True)(q, k, v)], [call(q, k, v)])
+
+
 def test_outputs_given_in_the_graph(qkv):
     def call(q, k, v):
         out = torch.zeros(2, 9, 4, 8, device=q.device)

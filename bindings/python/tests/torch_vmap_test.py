@@ -117,6 +117,17 @@ def test_masks(device):
     agree(call, given, {0, 1, 2, 3}, 1)
 
 
+@pytest.mark.parametrize("shape", [(2, 4), (1, 1), (1,), ()], ids=str)
+@pytest.mark.parametrize("make", [tessella.key_ranges, tessella.query_ranges])
+def test_ranges(make, shape, device):
+    rows, most = (5, 9) if make is tessella.key_ranges else (7, 6)
+    given = tensors(INPUTS["batch"], {0, 1, 2}, device)
+    ends = torch.randint(0, most, (SAMPLES, *shape, rows, 4), dtype=torch.int32, device=device)
+    given.append(ends.sort(dim=-1).values.unflatten(-1, (2, 2)))
+    call = lambda q, k, v, ranges: tessella.torch.attention(q, k, v, mask=make(ranges))  # noqa: E731
+    agree(call, given, {0, 1, 2, 3}, 1)
+
+
 def test_lse_and_other_axes(device):
     q, k, v = tensors(INPUTS["batch"], {0, 1, 2}, device)
     expected = [tessella.torch.attention(*sample, return_lse=True) for sample in zip(q, k, v)]
