@@ -64,8 +64,8 @@ quick(linear_blas_test)
 quick(forward_launch_test "ForwardLaunch.(OneKernelWhereMasksAreIntervals|HoppersBlocksStay|TheLadderQueuesItsKernels)")
 
 # The API.
-foreach(part api append_api backward_api backward_errors dlpack linear_api merge_api operands paged_cache pages_api plan quantize_api errors
-    sharing)
+foreach(part api append_api backward_api backward_errors dlpack linear_api merge_api operands paged_cache pages_api plan quantize_api ranges
+    errors sharing)
   quick(${part}_test)
 endforeach()
 
