@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <tessella/attention.hpp>
+#include <tessella/ranges.hpp>
 
 namespace ts = tessella;
 
@@ -22,6 +23,9 @@ int main() try {
   for (int64_t i = 0; i < seqlen; ++i) document_of[i] = static_cast<int32_t>(i / 100);
   const auto ids = ts::view(document_of.data(), ts::i32, {1, seqlen});
 
+  // Causal text with two images, the tokens of each of which see each other.
+  const auto images = ts::ranges::bidirectional_spans(seqlen, {{20, 84}, {150, 214}});
+
   // Any pattern at all, one bool per query and key, the same for every head.
   std::vector<uint8_t> even(seqlen * seqlen);
   for (int64_t i = 0; i < seqlen * seqlen; ++i) even[i] = (i % seqlen) % 2 == 0;
@@ -34,6 +38,7 @@ int main() try {
       {"causal", ts::Mask::causal()},
       {"sliding window, and always the first 4 keys", ts::Mask::window(64, 0) & ts::Mask::keep_first(4)},
       {"packed documents, causal in each", ts::Mask::causal() & ts::Mask::document(ids, ids)},
+      {"images that are seen whole, in text", ts::Mask::key_ranges(images.view())},
       {"every other key", ts::Mask::dense(visible)},
   };
   bool passed = true;
