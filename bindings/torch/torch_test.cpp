@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <limits>
 #include <string>
+#include <tessella/ranges.hpp>
 #include <tessella/torch.hpp>
 #include "expect.hpp"
 
@@ -204,17 +205,51 @@ void test_mask_map(const at::Device& device) {
   }
 }
 
+// Key ranges and query ranges, with gradients, beside the same masks as matrices.
+void test_ranges(const at::Device& device) {
+  using tessella::torch::attention_lse;
+  namespace ts = tessella;
+  constexpr int64_t kSeqlen = 200;
+  const auto f32 = at::TensorOptions(device);
+  const auto leaf = [&](int64_t heads) { return at::randn({2, kSeqlen, heads, 32}, f32).requires_grad_(); };
+  const at::Tensor q = leaf(4), k = leaf(2), v = leaf(2);
+  const at::Tensor of_out = at::randn({2, kSeqlen, 4, 32}, f32), of_lse = at::randn({2, 4, kSeqlen}, f32);
+  const ts::ranges::Ranges tree = ts::ranges::prefix_tree({80, 50, 40, 30}, {-1, 0, 1, 0}),
+                           images = ts::ranges::bidirectional_spans(kSeqlen, {{10, 74}, {120, 184}});
+  for (const ts::ranges::Ranges* ranges : {&tree, &images}) {
+    const at::Tensor array = at::tensor(ranges->numbers, at::kInt).view(ranges->shape).to(device);
+    const at::Tensor indices = at::arange(kSeqlen, array.options());
+    const at::Tensor starts = array.select(-1, 0).unsqueeze(-1), ends = array.select(-1, 1).unsqueeze(-1);
+    const at::Tensor covered = at::logical_and(starts <= indices, indices < ends).any(-2);  // (1, 1, seqlen, seqlen)
+    const at::Tensor visible = (ranges == &tree ? covered.transpose(2, 3) : covered).contiguous();
+    const ts::Mask mask =
+        ranges == &tree ? ts::Mask::query_ranges(ts::torch::view(array)) : ts::Mask::key_ranges(ts::torch::view(array));
+    const auto results = [&](const ts::Mask& of) {
+      const auto [out, lse] = attention_lse(q, k, v, {.mask = of});
+      std::vector<at::Tensor> made = ::torch::autograd::grad({(out * of_out).sum() + (lse * of_lse).sum()}, {q, k, v});
+      made.insert(made.end(), {out.detach(), lse.detach()});
+      return made;
+    };
+    const std::vector<at::Tensor> got = results(mask), expected = results(ts::Mask::dense(ts::torch::view(visible)));
+    for (size_t i = 0; i < got.size(); ++i) {
+      expect(near(got[i], expected[i].to(at::kDouble), 1e-4), "out, LSE and gradients by ranges");
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
   test_device(at::kCPU);
   test_gradients(at::kCPU);
   test_mask_map(at::kCPU);
+  test_ranges(at::kCPU);
   if (at::hasCUDA()) {
     const at::Device gpu(at::kCUDA, 0);
     test_device(gpu);
     test_gradients(gpu);
     test_mask_map(gpu);
+    test_ranges(gpu);
   } else {
     std::printf("libtorch finds no GPU here: the CPU alone\n");
   }
