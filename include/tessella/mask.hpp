@@ -71,7 +71,7 @@ class Mask {
   }
 
   // for each query the ranges [start, end) of keys that it sees: (batch or 1, heads_q or 1, seqlen_q, n, 2) i32, n from
-  // 1 to 8, sorted and disjoint; packed q: total_q rows. Keys count as for dense
+  // 1 to 8, sorted and disjoint; packed q: total_q rows. Keys count as for dense. ranges.hpp makes ranges of many masks
   static Mask key_ranges(const TensorView& ranges) {
     Mask mask;
     mask.key_ranges_ = ranges;

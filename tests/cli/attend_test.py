@@ -350,6 +350,25 @@ class Attend(CliTest):
         for got, expected in zip(*outs):
             self.assertAlmostEqual(got, expected, places=5)
 
+    def test_ranges(self):
+        """their arrays: axes that may be absent, packed rows, integers of any width, and what is wrong with others"""
+        files = self.write_npys()
+        packed = [self.write(f"packed_{n}.npy", npy(x, SHAPE[1:])) for n, x in zip("qkv", (self.q, self.k, self.v))]
+        lengths = ["--cu-seqlens-q", "0,3,8", "--cu-seqlens-kv", "0,3,8"]
+        whole = struct.pack("<16q", *(0, 8) * 8)
+        for option in ("--key-ranges", "--query-ranges"):
+            for shape in ((8, 1, 2), (1, 8, 1, 2), (1, 1, 8, 1, 2)):
+                ranges = self.write("ranges.npy", npy(whole, shape, "<i8"))
+                run("attend", *files, option, ranges, "--check=0", "--out", self.folder / "o.npy")
+                self.check_out(self.folder / "o.npy")
+                run("attend", *packed, *lengths, option, ranges, "--mask", "causal", "--check=0")
+            row = "seqlen_q" if option == "--key-ranges" else "seqlen_kv"
+            for shape, shown in (((4, 2, 2), "(4, 2, 2)"), ((8, 2), "(8, 2)"), ((2, 1, 4, 1, 2), "(2, 1, 4, 1, 2)")):
+                saying = f"tessella: {option} has shape {shown}, expected (1 or 1, 2 or 1, 8, n, 2) = (batch, heads_q, {row}"
+                self.expect_error("attend", *files, option, self.write("ranges.npy", npy(whole, shape, "<i8")), saying=saying)
+            falling = self.write("falling.npy", npy(struct.pack("<16i", *(0, 8) * 3, 5, 2, *(0, 8) * 4), (8, 1, 2), "<i4"))
+            self.expect_error("attend", *files, option, falling, saying=f"tessella: {option}[0, 0, 3, 0] is [5, 2), expected")
+
     def test_packed(self):
         files = [self.write(f"{n}.npy", npy(x, SHAPE[1:])) for n, x in zip("qkv", (self.q, self.k, self.v))]
         lengths = ["--cu-seqlens-q", "0,3,8", "--cu-seqlens-kv", "0,3,8"]

@@ -76,6 +76,29 @@ class Backward(CliTest):
         run("attend", *self.write_npys(), "--backward", self.d_out, "--gradients", self.folder / "all.safetensors")
         self.assertIn(b'"dv"', (self.folder / "all.safetensors").read_bytes())
 
+    def test_ranges(self):
+        """of keys and of queries: out and gradients are those of the same mask as a matrix"""
+        of_keys = [[(0, i // 2), (i, i + 1)] for i in range(8)]
+        of_queries = [[(j, 6 if j in (4, 5) else 8)] for j in range(8)]  # a prompt and two answers
+        covers = lambda row, index: any(start <= index < end for start, end in row)
+        for option, rows, shows in (
+            ("--key-ranges", of_keys, lambda i, j: covers(of_keys[i], j)),
+            ("--query-ranges", of_queries, lambda i, j: covers(of_queries[j], i)),
+        ):
+            numbers = [bound for row in rows for interval in row for bound in interval]
+            shape = (8, len(rows[0]), 2)
+            ranges = self.write("ranges.npy", npy(struct.pack(f"<{len(numbers)}i", *numbers), shape, "<i4"))
+            visible = bytes(shows(i, j) for i in range(8) for j in range(8))
+            dense = self.write("dense.npy", npy(visible, (8, 8), "|b1"))
+            results = []
+            for mask in ((option, ranges), ("--mask", f"dense:{dense}")):
+                written = [self.folder / f"{n}.npy" for n in ("out", "dq", "dk", "dv")]
+                options = [x for path in written for x in (f"--{path.stem}", path)]
+                run("attend", *self.write_npys(), *mask, "--backward", self.d_out, *options, "--check=0")
+                results.append([x for path in written for x in struct.unpack("<64f", read_npy(path)[1])])
+            for got, expected in zip(*results):
+                self.assertAlmostEqual(got, expected, places=5)
+
     def test_bhsd_layout(self):
         swapped = lambda x: b"".join(x[(s * 2 + h) * 16 : (s * 2 + h) * 16 + 16] for h in range(2) for s in range(8))
         back = lambda x: b"".join(x[(h * 8 + s) * 16 : (h * 8 + s) * 16 + 16] for s in range(8) for h in range(2))

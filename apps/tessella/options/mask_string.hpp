@@ -12,7 +12,8 @@ namespace tessella::cli {
 inline constexpr const char* kMaskHelp =
     "parts joined with '&', or --mask again: none, causal, causal_top_left, window:LEFT,RIGHT (-1 = no bound), "
     "chunk:N, "
-    "keep_first:N, prefix:N,..., document:IDS, dense:FILE, block_map:FILE,TILE_Q,TILE_KV";
+    "keep_first:N, prefix:N,..., document:IDS, dense:FILE, block_map:FILE,TILE_Q,TILE_KV; beside it --key-ranges and "
+    "--query-ranges";
 
 // Adds the mask's parts to a call whose q and k are set.
 void apply_mask(std::string_view string, Call& call);
