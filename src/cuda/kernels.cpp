@@ -36,10 +36,9 @@ constexpr uint32_t kHalves = dtype_bit(DType::bf16) | dtype_bit(DType::f16);
 constexpr uint32_t kFloats = kHalves | dtype_bit(DType::f32);
 constexpr uint32_t kFloat8s = dtype_bit(DType::f8e4m3fn) | dtype_bit(DType::f8e5m2);
 
-// Masks that are bands, and what enters a score without memory of its own.
+// All masks, and what enters a score without memory of its own.
 constexpr core::Features kDecodeFeatures =
-    core::kCommonFeatures.without(core::kElementMasks | core::Feature::bias | core::Feature::dropout) |
-    core::Feature::schedule | core::Feature::draft_mask;
+    core::kCommonFeatures.without(core::Feature::bias | core::Feature::dropout) | core::Feature::schedule;
 
 constexpr core::Features kForwardFeatures = core::kCommonFeatures | core::kModFeatures;
 constexpr core::Features kFloat8Features =

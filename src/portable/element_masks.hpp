@@ -195,6 +195,16 @@ constexpr bool may_differ_by_head(const ElementMaskSet& set) {
   return may;
 }
 
+// True if the masks of the set show key j to query i.
+template <ElementMaskSet Set, class S, class Int>
+constexpr bool shown_by(const ElementMasks& masks, const S& s, int64_t b, int64_t h, Int i, Int j) {
+  bool is_shown = true;
+  for_each_mask(Set, masks, [&](bool has, const auto& mask) {
+    if (has) is_shown = is_shown && mask.sees(s, b, mask.row(s, b, h, i), j);
+  });
+  return is_shown;
+}
+
 // Calls f(mask, index below kMostElementMasks) for those of the call.
 template <class F>
 constexpr void for_each_given(const ElementMasks& masks, F&& f) {

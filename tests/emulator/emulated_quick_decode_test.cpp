@@ -63,6 +63,18 @@ TEST(EmulatedQuickDecode, BandsWithHoles) {
   }
 }
 
+// Masks that are read key by key; of the last, 40 of 64 rows are there.
+TEST(EmulatedQuickDecode, ElementMasks) {
+  for (const char* mask : {"key_ranges=h", "query_ranges=1 leftpad_kv=1 seqlens_kv=1", "document=1 dense=hk",
+                           "key_ranges=1 draft_mask=1 page_size=24", "query_ranges=h seqlen_q=10"}) {
+    Case c = parse(to_string(small(400)) + " masked_nan=1 " + mask);
+    expect_decoded(c, {.num_splits = 2}, cuda::decode_recipe, 2);
+  }
+  expect_decoded(
+      parse(to_string(small(400)) + " masked_nan=1 key_ranges=h mask_region=2 dtype=f16 kv_dtype=i8 kv_scale=th"),
+      {.num_splits = 2}, cuda::decode_recipe, 2);
+}
+
 // -1 in the table for pages behind a window; page 0 holds NaN, and so do its scales.
 TEST(EmulatedQuickDecode, EvictedPages) {
   Case c = small(500);

@@ -228,7 +228,7 @@ TEST(DecodeLaunch, ASchedule) {
     EXPECT_EQ(plan.workspace.state_bytes, 0) << "it has its own counters";
     EXPECT_NE(plan.explanation.find("schedule: " + std::to_string(plan.made_bytes) + " bytes"), std::string::npos);
     fake_driver()->launches.clear();
-    api::make_schedule(plan, &p, reinterpret_cast<void*>(0x77), "plan_schedule");
+    api::make_before(plan, &p, reinterpret_cast<void*>(0x77), "plan_schedule");
     ASSERT_EQ(fake_driver()->launches.size(), 1u);
     EXPECT_EQ(fake_driver()->launches[0].gridDimX, 1u);
     EXPECT_EQ(fake_driver()->launches[0].blockDimX, static_cast<unsigned>(portable::kScheduleThreads));
@@ -255,12 +255,12 @@ TEST(DecodeLaunch, AScheduleThatIsTooSmallQueuesNothing) {
     const std::string reason = ": schedule has " + std::to_string(plan.made_bytes - 4) + " bytes, expected at least " +
                                needed + ", what the kernel reads";
     EXPECT_EQ(ineligible([&] { run(plan, p); }), "plan_run" + reason);
-    EXPECT_EQ(ineligible([&] { api::make_schedule(plan, &p, nullptr, "plan_schedule"); }), "plan_schedule" + reason);
+    EXPECT_EQ(ineligible([&] { api::make_before(plan, &p, nullptr, "plan_schedule"); }), "plan_schedule" + reason);
     EXPECT_TRUE(fake_driver()->launches.empty());
     p.schedule_bytes = plan.made_bytes;
     int32_t flag = 1;
     p.cancel = &flag;
-    EXPECT_EQ(ineligible([&] { api::make_schedule(plan, &p, nullptr, "plan_schedule"); }),
+    EXPECT_EQ(ineligible([&] { api::make_before(plan, &p, nullptr, "plan_schedule"); }),
               "plan_schedule: the call was cancelled before it began; nothing was touched");
     EXPECT_TRUE(fake_driver()->launches.empty());
   });

@@ -42,6 +42,8 @@ const DecodeSet kDecodeSets[] = {
     {"softcap", Feature::softcap},
     {"alibi and softcap", Feature::alibi | Feature::softcap},
     {"draft mask", Feature::draft_mask},
+    {"key ranges", Feature::key_ranges},
+    {"all masks of elements", core::kElementMasks},
     {"unified max", {}, true},
     {"batch invariant", {}, false, true},
     {"f8e4m3fn, scales", Feature::kv_scales, false, false, DType::f8e4m3fn},

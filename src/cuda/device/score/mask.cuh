@@ -21,10 +21,7 @@ template <ScoreConfig C>
 __device__ __forceinline__ bool is_visible(const portable::MasksParams& masks, const portable::ArraysParams& arrays,
                                            const Sequence& s, int32_t batch_idx, int32_t head_idx, int32_t i,
                                            int32_t j) {
-  bool visible = true;
-  for_each_mask(C.element_masks, masks.elements, [&](bool has, const auto& mask) {
-    if (has) visible = visible && mask.sees(s, batch_idx, mask.row(s, batch_idx, head_idx, i), j);
-  });
+  bool visible = portable::shown_by<C.element_masks>(masks.elements, s, batch_idx, head_idx, i, j);
   if constexpr (C.mask_mod) visible = visible && user::mask_mod(batch_idx, head_idx, i, j, Arrays(arrays));
   return visible;
 }

@@ -152,8 +152,8 @@ struct BlockDecode {
       work.full = {last.begin, first.end};
       if constexpr (C.score.element_masks.draft_mask) {
         work.drafts = {work.sequence.len_kv - work.sequence.len_q, drafts()};
-        work.full.end = min(work.full.end, work.drafts.begin);
       }
+      work.full.end = min(work.full.end, row_sight(work).first_masked());
       work.rounds = work.num_rows == 0 ? Rounds() : Rounds(visible, p.masks.keep_first, p.log2_round_keys);
       work.split = ClusterSplit();
       if (works.split(work.unit, work.rounds, work.split)) return true;
@@ -161,6 +161,10 @@ struct BlockDecode {
     }
     return false;
   }
+  __device__ static MaskedRows masked_rows(const DecodeWork& work) {
+    return {work.sequence, work.unit.batch_idx, work.unit.head_kv, work.first_row};
+  }
+  __device__ RowSight<C.score> row_sight(const DecodeWork& work) const { return {p, masked_rows(work), work.drafts}; }
   __device__ __forceinline__ RowInfo row_info(const DecodeWork& work, int32_t row) const {
     const int32_t query = p.sequences.group.quotient(work.first_row + row);
     const KeyRange keys = row_keys(work.sequence, query);

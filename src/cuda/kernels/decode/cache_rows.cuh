@@ -6,6 +6,7 @@
 #include "cuda/device/tile/rows.cuh"
 #include "cuda/device/tile/tile.cuh"
 #include "cuda/kernels/decode/params.cuh"
+#include "portable/element_masks.hpp"
 
 namespace tessella::device {
 
@@ -34,32 +35,70 @@ struct Drafts {
   }
 };
 
-// True if a row sees a key.
-__device__ __forceinline__ bool sees(const RowInfo& row, int32_t key, int32_t keep_first, const Drafts& drafts) {
-  return KeyRange{row.begin, row.end}.sees(key, keep_first) && !drafts.hide(row.position - drafts.begin, key);
+// The query rows of one sequence and KV head from `first` on, for masks of elements.
+struct MaskedRows {
+  Sequence sequence;
+  int32_t batch_idx, head_kv, first;
+};
+
+__device__ constexpr portable::ElementMaskSet without_drafts(portable::ElementMaskSet set) {
+  set.draft_mask = false;
+  return set;
 }
 
+// What a query row sees of keys. Masks of elements but the draft mask are read where they lie, key by key.
+template <portable::ScoreConfig C>
+class RowSight {
+ public:
+  __device__ __forceinline__ RowSight(const portable::DecodeParams& p, const MaskedRows& rows, const Drafts& drafts)
+      : p_(p), rows_(rows), drafts_(drafts) {}
+
+  // The first key that masks of elements may hide.
+  __device__ int32_t first_masked() const { return kReadsMasks ? 0 : drafts_.begin; }
+
+  // True if the row_idx-th row sees a key.
+  __device__ __forceinline__ bool sees(const RowInfo& row, int32_t row_idx, int32_t key) const {
+    if (!KeyRange{row.begin, row.end}.sees(key, p_.masks.keep_first)) return false;
+    if (drafts_.hide(row.position - drafts_.begin, key)) return false;
+    if constexpr (kReadsMasks) {
+      const int32_t at = rows_.first + row_idx, query = p_.sequences.group.quotient(at);
+      const int32_t head_idx = (rows_.head_kv - query) * p_.sequences.group.value + at;
+      return portable::shown_by<kMasks>(p_.masks.elements, rows_.sequence, rows_.batch_idx, head_idx, query, key);
+    }
+    return true;
+  }
+
+ private:
+  static constexpr portable::ElementMaskSet kMasks = without_drafts(C.element_masks);
+  static constexpr bool kReadsMasks = count(kMasks) > 0;
+
+  const portable::DecodeParams& p_;
+  MaskedRows rows_;
+  Drafts drafts_;
+};
+
+template <portable::ScoreConfig C>
 class CacheRows {
  public:
   // The rows of one sequence and KV head, for query rows from a first to a last one. Keys that none of them sees are
   // never read. Strides count units of stride_bytes bytes, which hold stride_elements elements.
-  __device__ __forceinline__ CacheRows(const portable::DecodeParams& p, const Sequence& sequence, int32_t batch_idx,
-                                       int32_t head_kv, const RowInfo* rows, int32_t num_rows, const Drafts& drafts,
-                                       int32_t stride_bytes, int32_t stride_elements)
+  __device__ __forceinline__ CacheRows(const portable::DecodeParams& p, const MaskedRows& of, const RowInfo* rows,
+                                       int32_t num_rows, const Drafts& drafts, int32_t stride_bytes,
+                                       int32_t stride_elements)
       : p_(p),
         rows_(rows),
         num_rows_(num_rows),
-        drafts_(drafts),
-        of_first_{rows[0].begin, min(rows[0].end, drafts.begin)},
-        of_last_{rows[num_rows - 1].begin, min(rows[num_rows - 1].end, drafts.begin)},
-        row_kv_(sequence.row_kv),
-        batch_idx_(batch_idx),
-        slot_(batch_of_keys(p.sequences, batch_idx)),
-        head_kv_(head_kv),
+        sight_(p, of, drafts),
+        of_first_{rows[0].begin, min(rows[0].end, sight_.first_masked())},
+        of_last_{rows[num_rows - 1].begin, min(rows[num_rows - 1].end, sight_.first_masked())},
+        row_kv_(of.sequence.row_kv),
+        batch_idx_(of.batch_idx),
+        slot_(batch_of_keys(p.sequences, of.batch_idx)),
+        head_kv_(of.head_kv),
         stride_bytes_(stride_bytes),
         stride_elements_(stride_elements),
-        keys_(static_cast<const char*>(p.inputs.k.data) + head_kv * p.inputs.k.head_stride * stride_bytes),
-        values_(static_cast<const char*>(p.inputs.v.data) + head_kv * p.inputs.v.head_stride * stride_bytes) {}
+        keys_(static_cast<const char*>(p.inputs.k.data) + of.head_kv * p.inputs.k.head_stride * stride_bytes),
+        values_(static_cast<const char*>(p.inputs.v.data) + of.head_kv * p.inputs.v.head_stride * stride_bytes) {}
 
   // Call it well before the rows are used: it reads the page table.
   __device__ __forceinline__ CacheTile find(int32_t first_key, int lane) const {
@@ -113,8 +152,7 @@ class CacheRows {
   __device__ __forceinline__ bool is_seen(int32_t key) const {
     bool is_seen = false;
 #pragma unroll 1
-    for (int32_t row = 0; row < num_rows_; ++row)
-      is_seen = is_seen || sees(rows_[row], key, p_.masks.keep_first, drafts_);
+    for (int32_t row = 0; row < num_rows_; ++row) is_seen = is_seen || sight_.sees(rows_[row], row, key);
     return is_seen;
   }
 
@@ -176,7 +214,7 @@ class CacheRows {
   const portable::DecodeParams& p_;
   const RowInfo* rows_;  // in shared memory
   int32_t num_rows_;
-  Drafts drafts_;
+  RowSight<C> sight_;
   KeyRange of_first_, of_last_;
   int32_t row_kv_, batch_idx_, slot_, head_kv_, stride_bytes_, stride_elements_;
   const char *keys_, *values_;

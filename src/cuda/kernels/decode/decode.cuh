@@ -46,7 +46,7 @@ struct Decode : DecodeSoftmax<C> {
       Block::kStrideElements, Block::kHasPower, Block::E, Block::row_infos, Block::maxima, Block::tile,
       Block::tile_warp, Block::first_of_group, Block::s_keys, Block::s_values, Block::s_probs, Block::s_scales,
       Block::barrier, Block::scale_log2, Block::load_queries, Block::store_queries, Block::copy_later_queries,
-      Block::kChunksAtOnce;
+      Block::kChunksAtOnce, Block::masked_rows, Block::row_sight;
   using Softmax::modify, Softmax::mask, Softmax::kHighestExponent, Softmax::kSmallestSum, Softmax::load_scales,
       Softmax::kLeastPower, Softmax::is_power_behind, Softmax::raise_power, Softmax::exponentiate, Softmax::is_behind,
       Softmax::raise_max, Softmax::raise_max_of_all, Softmax::publish_max;
@@ -140,8 +140,8 @@ struct Decode : DecodeSoftmax<C> {
     __device__ __forceinline__ Copies(const Decode& of, const DecodeWork& work)
         : of_(of),
           work_(work),
-          cache_(of.p, work.sequence, work.unit.batch_idx, work.unit.head_kv, of.row_infos(), work.num_rows,
-                 work.drafts, kStrideBytes, kStrideElements) {}
+          cache_(of.p, of.masked_rows(work), of.row_infos(), work.num_rows, work.drafts, kStrideBytes,
+                 kStrideElements) {}
 
     // The first `depth` steps.
     __device__ __forceinline__ void begin() {
@@ -178,7 +178,7 @@ struct Decode : DecodeSoftmax<C> {
    private:
     const Decode& of_;
     const DecodeWork& work_;
-    const CacheRows cache_;
+    const CacheRows<C.score> cache_;
     CacheTile ahead_ = {false, 0, -1};
   };
 
@@ -319,7 +319,8 @@ struct Decode : DecodeSoftmax<C> {
     if (thread >= work.num_rows) return false;
     const RowInfo& info = row_infos()[thread];
     constexpr int32_t kFewKeys = 16;
-    return min(info.end, work.drafts.begin) - info.begin < kFewKeys || !(staged(thread * kQuads).sum >= kSmallestSum);
+    return min(info.end, row_sight(work).first_masked()) - info.begin < kFewKeys ||
+           !(staged(thread * kQuads).sum >= kSmallestSum);
   }
 
   __device__ __forceinline__ void compute(const DecodeWork& work, bool waits_for_q) {

@@ -18,7 +18,7 @@ struct DecodeSoftmax : DecodeStates<C> {
   using Block::p, Block::lane, Block::warp, Block::kBlocks, Block::kScoreBlocks, Block::kTiles, Block::kGroupWarps,
       Block::kOwnPieces, Block::kHasPower, Block::E, Block::row_infos, Block::tops, Block::maxima, Block::tile,
       Block::first_of_group, Block::s_score_probs, Block::s_scales, Block::row_anew, Block::score_row,
-      Block::score_row_anew, Block::offset;
+      Block::score_row_anew, Block::offset, Block::row_sight;
   using typename Block::Rows, typename Block::Sums;
 
   // Applies softcap and ALiBi.
@@ -43,14 +43,16 @@ struct DecodeSoftmax : DecodeStates<C> {
 
   // Hides keys that a row does not see. key: the lane's first key.
   __device__ __forceinline__ void mask(float (&s)[kScoreBlocks][4], const DecodeWork& work, int32_t key) const {
+    const auto sight = row_sight(work);
 #pragma unroll
     for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const RowInfo& row = row_infos()[score_row_anew(n, c)];
+        const int row_idx = score_row_anew(n, c);
+        const RowInfo& row = row_infos()[row_idx];
 #pragma unroll
         for (int i = c; i < 4; i += 2) {
-          if (!sees(row, key + i / 2 * 8, p.masks.keep_first, work.drafts)) s[n][i] = -kInfinity;
+          if (!sight.sees(row, min(row_idx, work.num_rows - 1), key + i / 2 * 8)) s[n][i] = -kInfinity;
         }
       }
     }

@@ -177,6 +177,13 @@ std::string ineligible(const AttentionShape& p, bool is_named) {
   return "";
 }
 
+// It tests masks of elements key by key, and others skip the tiles that these hide.
+std::string leaves(const AttentionShape& p) {
+  const bool has_others = p.operands[Name::k].dtype == p.dtype() && !has_long_rows(p);
+  if (!has_others || !p.features.has_any(core::kElementMasks.without(Feature::draft_mask))) return "";
+  return "leaves masks of elements to kernels that skip hidden tiles, unless named";
+}
+
 Recipe recipe(AttentionShape bounds, const DeviceInfo& device, bool unified_max) {
   // One schedule serves all plans of these lengths and of the cache's lengths, which are rounded (core/fields.hpp).
   if (bounds.features.has(Feature::schedule)) bounds.seqlen_q = core::rounded(bounds).seqlen_q;
@@ -194,7 +201,9 @@ Recipe recipe(AttentionShape bounds, const DeviceInfo& device, bool unified_max)
       (splits.pieces > 0 && splits.units > kMost / (rounds + splits.pieces))) {
     return {.ineligible = message("splits ", splits.units, " units of keys, which is too many")};
   }
-  Recipe recipe{.workspace = workspace(splits, config), .description = description(config, splits, device)};
+  Recipe recipe{.leaves = leaves(bounds),
+                .workspace = workspace(splits, config),
+                .description = description(config, splits, device)};
   recipe.steps.push_back(decode_step(config, splits, device));
   if (splits.pieces > 0) {
     recipe.made_bytes = schedule_bytes(bounds, splits);
