@@ -4,6 +4,20 @@ from mutation import F8, OTHERS, SHORT_ROWS, Mutation
 
 MUTATIONS = [
     Mutation(
+        "class_of_key_ranges",
+        "range_bits.cuh",
+        "words[word].add(visible[word],",
+        "words[word].add(~0u,",
+        "Ranges",
+    ),
+    Mutation(
+        "class_of_query_ranges",
+        "range_bits.cuh",
+        "is_here && rows < of.rows",
+        "is_here && rows == 0",
+        "Ranges",
+    ),
+    Mutation(
         "range_start",
         "mask.cuh",
         "- 1) & ~((1u << keys_before(row[2 * n])) - 1);",

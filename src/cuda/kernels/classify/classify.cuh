@@ -10,38 +10,17 @@
 
 #include "cuda/device/ptx/shared.cuh"
 #include "cuda/device/score/mask.cuh"
+#include "cuda/kernels/classify/mask_tile.cuh"
 #include "cuda/kernels/classify/params.cuh"
+#include "cuda/kernels/classify/range_bits.cuh"
 #include "portable/query_tiles.hpp"
 
 namespace tessella::device {
 
 using portable::ClassifyConfig, portable::ClassifyParams;
 
-// What is known of keys, a bit each. Of no query: nothing is seen, and nothing is hidden.
-struct KeyBits {
-  uint32_t seen = 0;     // by some query
-  uint32_t shown = ~0u;  // hidden by element masks from no query to which the band shows the key
-
-  // Another query: element masks show it the keys of `visible`, the band those of in_band.
-  __device__ __forceinline__ void add(uint32_t visible, uint32_t in_band) {
-    seen |= visible & in_band;
-    shown &= visible | ~in_band;
-  }
-  __device__ __forceinline__ void add(const KeyBits& other) {
-    seen |= other.seen;
-    shown &= other.shown;
-  }
-};
-
 inline constexpr int kLanesOfWord = 32 / kKeysAtOnce;
 inline constexpr int kRowsOfTurn = 16;  // that a warp reads in turn with others
-
-// A tile of rows [first_q, first_q + rows) and keys [first_kv, first_kv + keys). batch_idx and head_idx: of its map.
-struct MaskTile {
-  BandedSequence<int64_t> s;
-  int32_t batch_idx, head_idx, first_q, rows, first_kv, keys;
-  bool is_in_band;  // the band shows every key of the tile to every row
-};
 
 // True if element masks may show row i other keys than row i - 1.
 template <ScoreConfig C>
@@ -145,7 +124,11 @@ __device__ __forceinline__ KeyBits read_rows(const ClassifyParams& p, const Mask
 // it.
 template <ScoreConfig C>
 __device__ __forceinline__ KeyBits find_key_bits(const ClassifyParams& p, const MaskTile& of) {
-  const auto warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if constexpr (num_masks(C) == 1 && C.element_masks.key_ranges) return bits_of_key_ranges(p, of);
+  if constexpr (num_masks(C) == 1 && C.element_masks.query_ranges) {
+    if (of.is_in_band) return bits_of_query_ranges(p, of);
+  }
+  const auto lane = threadIdx.x % 32;
   const ElementRows<C> elements(p.masks, p.arrays, of.s, of.batch_idx, of.head_idx, of.first_kv, of.keys);
   constexpr bool kIsDense = C.element_masks.dense_mask && num_masks(C) == 1;
   KeyBits mine;
@@ -163,14 +146,7 @@ __device__ __forceinline__ KeyBits find_key_bits(const ClassifyParams& p, const 
     hidden |= __shfl_xor_sync(kAllLanes, hidden, with);
   }
   mine.shown = ~hidden;
-  auto* of_warps = reinterpret_cast<KeyBits*>(ptx::dynamic_shared());
-  if (lane % kLanesOfWord == 0) of_warps[warp * portable::kSeenWords + lane / kLanesOfWord] = mine;
-  __syncthreads();
-  KeyBits all;
-  for (int other = 0; other < portable::kClassifyWarps; ++other) {
-    all.add(of_warps[other * portable::kSeenWords + lane % portable::kSeenWords]);
-  }
-  return all;
+  return add_warps(mine, lane % kLanesOfWord == 0, lane / kLanesOfWord);
 }
 
 // The words of a mask's map for 64 queries and 32 keys.
@@ -232,12 +208,6 @@ __device__ __forceinline__ BandedMaskTile mask_tile(const ClassifyParams& p, con
   banded.keys = {first.begin, min(last.end, first_kv + banded.tile.keys)};
   banded.tile.is_in_band = __all_sync(kAllLanes, banded.seen.is_full(at.tile_kv_idx));
   return banded;
-}
-
-// Bits of those of the range among the 32 keys from `first` on.
-__device__ __forceinline__ uint32_t keys_between(const KeyRange& keys, int32_t first) {
-  const int32_t begin = clamp(keys.begin - first, 0, 32), end = clamp(keys.end - first, 0, 32);
-  return begin >= end ? 0 : ptx::low_bits(static_cast<uint32_t>(end - begin)) << begin;
 }
 
 // A block for each tile of C.tile_q x C.tile_kv writes its class and the words of its seen keys, if the band does not
