@@ -14,7 +14,7 @@ LINKAGE = re.compile(r'^extern "C" \{$|^\}$', re.M)
 FUNCTION = re.compile(r"\b(tessella_\w+)\(")
 TYPE = re.compile(r"^typedef (?:struct )?(?:\w+ )?(tessella_\w+)", re.M)
 CONSTANT = re.compile(r"(TESSELLA_\w+) =")
-ROW = re.compile(r"   (\S.*?)(?:   ?(?=\S)|$)(.*)")  # of a table in a comment: names, two spaces or more, what they are
+ROW = re.compile(r"  (\S.*?)(?:  +(\S.*)|$)")  # of a table in a comment: names, two spaces or more, what they are
 
 
 class Entry(NamedTuple):
@@ -64,13 +64,12 @@ def prose(comment: str) -> str:
     lines: list[str] = []
     is_row = False
     for line in comment.splitlines():
-        row = ROW.fullmatch(line) if line.startswith("   ") and not line.startswith("    ") else None
-        if row:
+        if row := ROW.fullmatch(line):
             if not is_row:
                 lines.append("")
-            lines.append(f"- `{row[1].strip()}`" + (f" {escaped(row[2].strip())}" if row[2] else ""))
+            lines.append(f"- `{row[1]}`" + (f" {escaped(row[2].replace('   ', ': '))}" if row[2] else ""))
             is_row = True
-        elif is_row and line.startswith("    "):
+        elif is_row and line.startswith("   "):
             lines[-1] += " " + escaped(line.strip())
         else:
             if is_row and line:

@@ -1,4 +1,5 @@
-"""Docstrings for mkdocstrings: a section that only says "As `name`." is a sentence, which its parser would leave out."""
+"""Docstrings for mkdocstrings. A section that only says "As `name`." becomes a sentence: its parser would leave it out.
+Names like __dlpack__ become code: Markdown would make them bold."""
 
 from __future__ import annotations
 
@@ -8,14 +9,19 @@ from typing import Any
 import griffe
 
 SECTION = re.compile(r"^(Args|Raises):\n    As (.*(?:\n    \S.*)*)", re.M)
+DUNDER = re.compile(r"(?<![\w`.])__\w+__(?![\w`])")
 TITLES = {"Args": "Arguments", "Raises": "Errors"}
 
 
-class Sentences(griffe.Extension):
-    """Rewrites such sections when the sources have been read."""
+def as_markdown(docstring: str) -> str:
+    """The docstring as its parser and Markdown are to get it."""
+    text = SECTION.sub(lambda match: f"{TITLES[match[1]]}: as " + match[2].replace("\n    ", "\n"), docstring)
+    return DUNDER.sub(r"`\g<0>`", text)
+
+
+class Docstrings(griffe.Extension):
+    """Rewrites docstrings when the sources have been read."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
-            obj.docstring.value = SECTION.sub(
-                lambda match: f"{TITLES[match[1]]}: as " + match[2].replace("\n    ", "\n"), obj.docstring.value
-            )
+            obj.docstring.value = as_markdown(obj.docstring.value)

@@ -22,6 +22,7 @@ import python_reference  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+WIDE = ("kernels/README.md",)  # pages that give the room of their table of contents to a table
 OUTSIDE = "repository/"  # the folder of the site that has pages of files outside of docs/
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 LINK = re.compile(r"\]\(([^()\s#]+)(#[^()\s]*)?\)")
@@ -95,6 +96,8 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Leads links to the pages of the site, and puts in what is generated."""
     uri = page.file.src_uri
+    if uri in WIDE:
+        page.meta["hide"] = ["toc"]
     source = source_of(uri)
     if source.suffix != ".md":
         return markdown
