@@ -52,7 +52,7 @@ enum {
   TESSELLA_I64 = 7,
   TESSELLA_U8 = 8,
   TESSELLA_I8 = 9,
-  TESSELLA_I4 = 10, /* two a byte, the first in the low bits; strides are even but for the innermost, which is 1 */
+  TESSELLA_I4 = 10, /* two a byte, the first in the low bits; strides are even, except the innermost, which is 1 */
   TESSELLA_F8E4M3FN = 11,
   TESSELLA_F8E5M2 = 12
 };
@@ -163,10 +163,10 @@ typedef struct tessella_tensor {
  *                  must hide its keys from all queries of the sequence, which a CPU checks. The pools have a page of a
  *                  row at least. Not beside cu_seqlens_kv
  *   cache_batch_idx   (batch) i32   sequence b is that of batch cache_batch_idx[b] of k and v, whose batch axes may
- *                  then have any size of one at least: the slots of a cache. Sequences may be one slot's. Entries of
- *                  sequences without a valid key may hold anything. What belongs to keys (bias, masks, seqlens_kv,
- *                  document_ids_kv) stays that of sequence b; k_scale and v_scale are the slots'. Not beside page_table
- *                  or cu_seqlens_kv
+ *                  then have any size of one at least: the slots of a cache. Several sequences may have one slot.
+ *                  Entries of sequences without a valid key may hold anything. What belongs to keys (bias, masks,
+ *                  seqlens_kv, document_ids_kv) stays that of sequence b; k_scale and v_scale are the slots'. Not
+ *                  beside page_table or cu_seqlens_kv
  *   draft_mask     (batch or 1, seqlen_q, seqlen_q), or (seqlen_q, seqlen_q) for all, bool   true = visible: the last
  *                  keys of a sequence are those of its queries, as many as are valid, and query i sees the key of query
  *                  j only where draft_mask[b, i, j] is true. What it sees of the keys before them is for the other
@@ -178,9 +178,9 @@ typedef struct tessella_tensor {
  *                  they count in it what is done, and overlap it with nothing else. Not beside batch_invariant or
  *                  num_splits. Beside a mask that has a map it is that map, as mask_map, until the next SOVERSION
  *   mask_map       (n), i32 on the GPU   of tessella_plan_mask_map_size bytes at least: what tessella_plan_mask_map
- *                  wrote, the map of documents, dense_mask, block_map, key_ranges, query_ranges or mask_mod: what each
- *                  64 queries see of each key, which spares the reading of the mask to find the tiles that it hides.
- *                  Runs only read it, of any stream, forward and backward
+ *                  wrote, the map of documents, dense_mask, block_map, key_ranges, query_ranges or mask_mod. It says
+ *                  what each 64 queries see of each key. A run with it does not read the mask to find the tiles that it
+ *                  hides. Runs of any stream, forward and backward, may read it at the same time
  *   bias           broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), f32 or dtype of q   added to scaled scores.
  *                  Beside cu_seqlens it counts the queries or keys of each sequence from its first, as dense_mask and
  *                  block_map do: its axes are those of the longest sequence, up to max_seqlen_q and max_seqlen_kv where
@@ -266,12 +266,12 @@ typedef struct tessella_allocator {
  * Scores are in natural units; b and h are batch and query head; q and k count in the sequence's own coordinates, its
  * first real query and key 0. q_minus_k is their difference as a float, exact below 2^23, and faster than float(q - k).
  * arrays.f32(n), arrays.i32(n), arrays.boolean(n) are const pointers to tensor n of mod_args, arrays.count(n) its
- * number of elements. The source stays within them; nothing else does.
+ * number of elements. The source has to stay within them: nothing checks that.
  *
  * A call that computes a slice of a whole says with first_* where the slice begins: batch, head, query and key of its
  * first element; whole_heads_q says how many query heads the whole has, by which dropout counts. Dropout, ALiBi and
  * modifications then count from there; masks and all tensors stay the slice's own. ALiBi's distance is |first_query + i
- * - first_key - j| where first_query or first_key is not 0, and the slice's own where both are: slices of queries are
+ * - first_key - j| where first_query or first_key is not 0, and the slice's own where both are 0: slices of queries are
  * the whole's rows where the whole has as many queries as keys, and the first slice sees keys up to its last query.
  * Only the reference and the ladder compute slices yet.
  *
@@ -280,12 +280,12 @@ typedef struct tessella_allocator {
  * head, query and key. The seed is the caller's: calls with the same seed and offset, 0 where not set, drop the same
  * entries.
  *
- * batch_invariant: which kernel runs, how it tiles and where it splits keys depends on heads, head dims, dtypes and
- * options alone. query_class then says what class of kernels may run, for lengths may not: those for few queries, or
- * those for many (also the automatic choice). Bits of a row may differ between the classes. cuda.decode and
- * cpu.decode_* are for few, and with batch_invariant for few alone, but for what no other CPU kernel takes (k and v of
- * 8 or 4 bits, head dims above 512); reference.attention is for both; every other kernel is for many. Keys are split at
- * multiples of a constant, so num_splits is 0 or 1.
+ * batch_invariant: the kernel, its tiles and the points where it splits keys depend on heads, head dims, dtypes and
+ * options alone, not on lengths. query_class says which kernels may run: those for few queries, or those for many,
+ * which is also the automatic choice. The bits of a row may differ between the two. cuda.decode and cpu.decode_* are
+ * for few queries; every other kernel is for many, and reference.attention is for both. Where no other CPU kernel takes
+ * a call (k and v of 8 or 4 bits, head dims above 512), cpu.decode_* is for many too. Keys are split at multiples of a
+ * constant, so num_splits is 0 or 1.
  *
  * cache_settled: a promise. Nothing that the call reads, but q, is written by the kernel that stands just before it in
  * the stream: caches, lengths, page table and schedule were written by kernels further back. Loads of keys then begin
@@ -361,7 +361,7 @@ typedef struct tessella_attention_options {
      tessella_check read it every few milliseconds; on a GPU it is read before the launch alone. In host memory. NULL =
      none */
   const int32_t* cancel;
-  /* 1: see above. No matter of a plan */
+  /* 1: see above. A plan serves calls with and without it */
   int32_t cache_settled;
   /* beside q of f64 the factor with all its digits; 0 = scale */
   double scale_f64;
@@ -507,7 +507,7 @@ typedef struct tessella_merge_options {
  *
  * Nothing else of the caches and of q_out is touched, whatever it holds. On the CPU a row without a slot in the cache
  * and a position without angles are errors, and so are two sequences that write one row. On a GPU such rows are not
- * written, positions are clamped, and that sequences write rows of their own is the caller's to see to. */
+ * written, and positions are clamped; the caller makes sure that no two sequences write one row. */
 typedef struct tessella_append_args {
   size_t struct_size;
   const tessella_tensor* k_new;
@@ -564,8 +564,8 @@ typedef struct tessella_append_options {
  *   pairs          (n, 2) i32   page pairs[i][0] of each pool is copied to page pairs[i][1] of the same pool. A
  *                  negative source is no copy
  *
- * No target is in another pair, or it is chance what it holds: an error on the CPU, and the caller's to see to on a
- * GPU. A page outside of the pools is an error on the CPU; a GPU skips that pair. */
+ * No target is in another pair. A CPU checks that; on a GPU the caller makes sure of it, and otherwise what the target
+ * holds is not defined. A page outside of the pools is an error on the CPU; a GPU skips that pair. */
 typedef struct tessella_copy_pages_args {
   size_t struct_size;
   const tessella_tensor* pools;
@@ -622,7 +622,7 @@ typedef struct tessella_copy_pages_options {
  * |x' H| that its entry covers divided by that number; 1 where an entry covers no row. Below 2^-90 a scale counts as
  * zero: all that is finite is stored as zero, and one that is computed is 1. A NaN is stored as NaN; where scales are
  * computed, an entry that covers a NaN or an infinity is NaN. A zero is +0. Elements, scales, means and shifts are the
- * same on a CPU and on a GPU, but for magnitudes below 2^-126, which may count as zero.
+ * same on a CPU and on a GPU, except magnitudes below 2^-126, which may count as zero.
  *
  * The mean is over the rows of a sequence: sums of 32 rows each, in their order, added in their order, all in fp32; 0
  * of no rows. An infinity makes it infinite, and what is stored NaN. Softmax does not see it: scores of a query move by
@@ -801,9 +801,9 @@ typedef struct tessella_plan tessella_plan;
 
 /* state: zeroed once by tessella_plan_initialize, left zero by every run. scratch: any content. Both are aligned to
  * 64 bytes; they overlap neither each other nor anything that a run's args point to. One run at a time may use a
- * workspace: one that begins while the library works with it for another is an error. On a GPU that is as long as the
- * other call takes to queue its work; runs that follow each other on one stream may have the same workspace, and that
- * no two streams have it at a time is the caller's to see to. */
+ * workspace. A run that begins while the library works with it for another call is an error; on a GPU the library works
+ * with it until the other call has queued its work. Runs that follow each other on one stream may have the same
+ * workspace. The caller makes sure that no two streams use it at the same time. */
 typedef struct tessella_workspace {
   void* state;
   size_t state_bytes;
@@ -982,8 +982,8 @@ TESSELLA_API tessella_status tessella_tune(const tessella_tune_options* options,
  * write next, and as many pages as these need. Sequences of one fork hold the same pages; copy on write keeps them
  * apart.
  *
- * Threads may use one object at the same time, but for free. A call that fails changes nothing. ids: num_ids sequences,
- * each once; tables and lengths may be asked for twice. */
+ * Several threads may use one object at the same time. Only tessella_pages_free may not run beside another call. A call
+ * that fails changes nothing. ids: num_ids sequences, each once; only lengths and tables take one twice. */
 typedef struct tessella_pages tessella_pages;
 /* 1 to 2^31 - 1 each. */
 TESSELLA_API tessella_status tessella_pages_make(int64_t num_pages, int64_t page_size, tessella_pages** pages);

@@ -22,7 +22,7 @@ class Options(TypedDict, total=False):
     dropout: probability of a zero, in [0, 1), rounded to a multiple of 1 / 65536 between 1 / 65536 and 65535 / 65536,
         or 0; the rest is scaled by one over what that multiple keeps.
     first_batch, first_head, first_query, first_key: where the call's slice lies in a whole, for dropout, ALiBi and
-        modifications. Of the reference and the ladder so far.
+        modifications. Only the reference and the ladder compute slices yet.
     whole_heads_q: query heads of the whole; 0 = heads_q. Of the reference and the ladder so far.
     score_mod: GPU, modifies scores; C++ source, the body of `float score_mod(float score, int b, int h, int q, int k,
         float q_minus_k, const Arrays& arrays)`. q_minus_k is q - k as a float, which is faster than a conversion.
@@ -76,9 +76,9 @@ class Options(TypedDict, total=False):
         of the sequence, which a CPU checks. The pools have a page of a row at least. Not beside cu_seqlens_kv. With
         layout="bhsd" pools are (num_pages, heads_kv, page_size, head_dim).
     cache_batch_idx: (batch) int32; sequence b is that of batch cache_batch_idx[b] of k and v, whose batch axes may then
-        have any size of one at least: the slots of a cache. Sequences may be one slot's. Entries of sequences without a
-        valid key may hold anything. What belongs to keys (bias, masks, seqlens_kv, document) stays that of sequence b;
-        k_scale and v_scale are the slots'. Not beside page_table or cu_seqlens_kv.
+        have any size of one at least: the slots of a cache. Several sequences may have one slot. Entries of sequences
+        without a valid key may hold anything. What belongs to keys (bias, masks, seqlens_kv, document) stays that of
+        sequence b; k_scale and v_scale are the slots'. Not beside page_table or cu_seqlens_kv.
     draft_mask: (batch or 1, seqlen_q, seqlen_q), or (seqlen_q, seqlen_q) for all, bool; true = visible: the last keys
         of a sequence are those of its queries, as many as are valid, and query i sees the key of query j only where
         draft_mask[b, i, j] is true. What it sees of the keys before them is for the other masks to say. A tree of

@@ -56,5 +56,9 @@ def test_snippets(page, capsys):
     for snippet in runnable:
         exec(compile(snippet, f"<{page}>", "exec"), names)
     printed = capsys.readouterr().out
+    for output in re.findall(
+        r"^```python\n(?:(?!```).)*^```\n\n```text\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S
+    ):
+        assert output in printed
     for said in re.findall(r"print\(error\)  # (.*)", "".join(snippets(page))):
         assert said in printed

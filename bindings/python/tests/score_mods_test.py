@@ -1,5 +1,5 @@
-"""The sources of docs/score_mod.md, compiled for the host as they stand, beside their formulas in NumPy; gradients beside
-finite differences."""
+"""The sources of docs/score_mod.md, compiled for the host as they stand, beside their formulas in NumPy, and gradients
+beside finite differences."""
 
 import ctypes
 import pathlib
@@ -12,7 +12,7 @@ import pytest
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs/score_mod.md"
 HEADS, LENGTH = 4, 300
-# What the kernels give a source, but for the parameters that have no type of C.
+# What a kernel gives a source beside its parameters.
 PRELUDE = """
 #include <math.h>
 struct Arrays {
@@ -22,7 +22,8 @@ struct Arrays {
   const bool* boolean(int n) const { return static_cast<const bool*>(all[n]); }
 };
 """
-HEADS_OF = {
+# A modification's result and parameters, and the call that the test makes.
+SIGNATURES = {
     "score_mod": ("float", "float score, int b, int h, int q, int k, float q_minus_k", "score, 0, h, q, k, q - k"),
     "score_mod_gradient": (
         "float",
@@ -49,7 +50,7 @@ def compiled(kind, source, folder):
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler is found")
-    result, parameters, arguments = HEADS_OF[kind]
+    result, parameters, arguments = SIGNATURES[kind]
     code = f"""{PRELUDE}
 static {result} mod({parameters}, const Arrays& arrays) {{
 {source}
@@ -71,7 +72,9 @@ extern "C" void run(long count, const float* scores, const float* d_scores, cons
 
     def run(score, d_score, h, q, k, arrays):
         score, d_score, h, q, k = np.broadcast_arrays(score, d_score, h, q, k)
-        given = [np.ascontiguousarray(a, t) for a, t in ((score, "f4"), (d_score, "f4"), (h, "i4"), (q, "i4"), (k, "i4"))]
+        given = [
+            np.ascontiguousarray(a, t) for a, t in ((score, "f4"), (d_score, "f4"), (h, "i4"), (q, "i4"), (k, "i4"))
+        ]
         pointers = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
         out = np.empty(given[0].shape, np.float32)
         function(ctypes.c_long(out.size), *(a.ctypes.data_as(ctypes.c_void_p) for a in given), pointers, out.ctypes)
@@ -101,12 +104,17 @@ RNG = np.random.default_rng(3)
 PER_HEAD = RNG.uniform(0.5, 2, HEADS).astype(np.float32)
 BIASES = RNG.standard_normal((HEADS, 32)).astype(np.float32)
 SIZES = np.array([32, 128], np.int32)
+DISTANCES = RNG.standard_normal((HEADS, 2 * 40 + 1)).astype(np.float32)
 CAP = np.array([1.5], np.float32)
 # Name: its arrays, and the formula of (score, h, q, k).
 FORMULAS = {
     "alibi": ([PER_HEAD], lambda s, h, q, k: s - PER_HEAD[h] * abs(q - k)),
     "t5_bias": ([BIASES, SIZES], lambda s, h, q, k: s + BIASES[h, t5_buckets(q, k, 32, 128, False)]),
     "t5_causal_bias": ([BIASES, SIZES], lambda s, h, q, k: s + BIASES[h, t5_buckets(q, k, 32, 128, True)]),
+    "distance_bias": (
+        [DISTANCES, np.array([40], np.int32)],
+        lambda s, h, q, k: s + DISTANCES[h, 40 + np.clip(q - k, -40, 40)],
+    ),
     "soft_cap": ([CAP], lambda s, h, q, k: CAP[0] * np.tanh(s / CAP[0])),
     "head_soft_cap": ([PER_HEAD], lambda s, h, q, k: PER_HEAD[h] * np.tanh(s / PER_HEAD[h])),
     "temperature": ([PER_HEAD], lambda s, h, q, k: s * PER_HEAD[h]),
