@@ -23,7 +23,7 @@ class Options(TypedDict, total=False):
         or 0; the rest is scaled by one over what that multiple keeps.
     first_batch, first_head, first_query, first_key: where the call's slice lies in a whole, for dropout, ALiBi and
         modifications. Only the reference and the ladder compute slices yet.
-    whole_heads_q: query heads of the whole; 0 = heads_q. Of the reference and the ladder so far.
+    whole_heads_q: query heads of the whole; 0 = heads_q. Only the reference and the ladder compute slices yet.
     score_mod: GPU, modifies scores; C++ source, the body of `float score_mod(float score, int b, int h, int q, int k,
         float q_minus_k, const Arrays& arrays)`. q_minus_k is q - k as a float, which is faster than a conversion.
     score_mod_gradient: its gradient, for a backward; C++ source that returns the gradient of the score given to
