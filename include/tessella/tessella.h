@@ -132,17 +132,17 @@ typedef struct tessella_tensor {
  *                  TESSELLA_TRANSPOSED is (batch, heads_kv, head_dim_v, seqlen_kv in whole tiles of 128), as
  *                  tessella_quantize writes it; what lies behind the last key may be anything. Not beside page_table,
  *                  cache_batch_idx and cu_seqlens_kv
- *   out            (batch, seqlen_q, heads_q, head_dim_v), dtype of q, or f32   it shares no byte with an input, so
- *                  views of one buffer may lie between each other. For q of 8 or 4 bits also bf16 and f16; f8e4m3fn and
- *                  f8e5m2 for any q
+ *   out            (batch, seqlen_q, heads_q, head_dim_v), dtype of q, or f32   it shares no byte with an input; it may
+ *                  be a view of one buffer with them, in other bytes. For q of 8 or 4 bits also bf16 and f16; f8e4m3fn
+ *                  and f8e5m2 for any q
  *   lse            (batch, heads_q, seqlen_q), packed (heads_q, total_q), f32 (f64 allowed for f64 inputs)   natural
  *                  logarithm of the softmax's sum, sink included; -inf for a row that sees no key
  *   q_scale, k_scale, v_scale   (batch or page, ceil(rows / scale_block), heads), f32   factors on q, k and v; each
  *                  axis may be 1 and leading ones may be left out. Row r of a head has the factor of block r /
  *                  scale_block; scale_block 0 is one block for all rows. Pools of pages have a page in place of batch,
  *                  and blocks of a page's rows; packed tensors have blocks of their rows and one batch, or a batch and
- *                  one block. They may lie between the rows that they are of. Each is given beside what has 8 or 4 bits
- *                  alone. Those of k and v are required beside q of other dtypes: where a cache has none, one scale of
+ *                  one block. They may lie in memory between their rows. A factor is given only beside a tensor of 8 or
+ *                  4 bits. Those of k and v are required beside q of other dtypes: where a cache has none, one scale of
  *                  1
  *   out_scale      as q_scale, over out, f32   out, of f8e4m3fn or f8e5m2, holds the result divided by it, rounded to
  *                  nearest even; what is beyond the largest number becomes that. A scale below 2^-90 in size counts as
@@ -169,13 +169,13 @@ typedef struct tessella_tensor {
  *                  beside page_table or cu_seqlens_kv
  *   draft_mask     (batch or 1, seqlen_q, seqlen_q), or (seqlen_q, seqlen_q) for all, bool   true = visible: the last
  *                  keys of a sequence are those of its queries, as many as are valid, and query i sees the key of query
- *                  j only where draft_mask[b, i, j] is true. What it sees of the keys before them is for the other
- *                  masks to say. A tree of drafted tokens, in which each sees itself and its ancestors. Where a
- *                  sequence has fewer keys than queries, its keys are those of its last queries. Beside cu_seqlens_q
- *                  its axes are those of the longest sequence, as of bias
+ *                  j only where draft_mask[b, i, j] is true. The other masks decide about the keys before them. This
+ *                  serves a tree of drafted tokens, in which each sees itself and its ancestors. Where a sequence has
+ *                  fewer keys than queries, its keys are those of its last queries. Beside cu_seqlens_q its axes are
+ *                  those of the longest sequence, as of bias
  *   schedule       (n), i32 on the GPU   of tessella_plan_schedule_size_for bytes at least: what tessella_plan_schedule
- *                  wrote. It says how the keys of ragged sequences are split. Runs of one stream at a time have it, as
- *                  they count in it what is done, and overlap it with nothing else. Not beside batch_invariant or
+ *                  wrote. It says how the keys of ragged sequences are split. Runs count in it what is done: one stream
+ *                  at a time uses it, and it overlaps nothing else of the call. Not beside batch_invariant or
  *                  num_splits. Beside a mask that has a map it is that map, as mask_map, until the next SOVERSION
  *   mask_map       (n), i32 on the GPU   of tessella_plan_mask_map_size bytes at least: what tessella_plan_mask_map
  *                  wrote, the map of documents, dense_mask, block_map, key_ranges, query_ranges or mask_mod. It says
@@ -184,8 +184,8 @@ typedef struct tessella_tensor {
  *   bias           broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), f32 or dtype of q   added to scaled scores.
  *                  Beside cu_seqlens it counts the queries or keys of each sequence from its first, as dense_mask and
  *                  block_map do: its axes are those of the longest sequence, up to max_seqlen_q and max_seqlen_kv where
- *                  given, not the packed rows. On a GPU, where lengths are not read, it wants them given. A key with a
- *                  bias of -inf counts nothing and is not hidden: NaN and infinity in its v may reach the output
+ *                  given, not the packed rows. On a GPU, where lengths are not read, these have to be given. A key with
+ *                  a bias of -inf has probability 0 and is not hidden: NaN and infinity in its v may reach the output
  *   alibi_slopes   (heads_q) or (batch, heads_q), f32   adds -slope * |i + seqlen_kv - seqlen_q - j|
  *   sink           (heads_q) f32   logits that join the softmax's sum and no value
  *   dense_mask     broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), bool   true = visible; axes as of bias
@@ -341,8 +341,8 @@ typedef struct tessella_attention_options {
   int32_t batch_invariant;
   /* with batch_invariant: 0 = automatic, 1 = few queries, 2 = many */
   int32_t query_class;
-  /* of the keys of a sequence and KV head, by kernels that split them; others are not eligible for more than one. 0 =
-     automatic */
+  /* into how many parts kernels that can do so split the keys of a sequence and KV head; other kernels are not eligible
+     for more than 1. 0 = automatic */
   int32_t num_splits;
   /* GPU: 0 = all */
   int32_t num_sms;
@@ -469,7 +469,7 @@ typedef struct tessella_merge_options {
 /* New rows of keys and values that go into a cache, rotated on their way.
  *
  *   k_new, v_new   (batch, new, heads_kv, head_dim), packed (total, heads_kv, head_dim), f64, f32, bf16 or f16   either
- *                  may be NULL, and then its cache is
+ *                  may be NULL, together with its cache
  *   k, v           the caches, written: (slots, seqlen_kv, heads_kv, head_dim), or with page_table pools (num_pages,
  *                  page_size, heads_kv, head_dim)   the dtype of the new rows, or f8e4m3fn, i8 or i4 beside f32, bf16
  *                  and f16: such a cache is quantised. Both have one dtype
@@ -743,7 +743,7 @@ enum { TESSELLA_ACTIVATION_NONE = 0, TESSELLA_SWIGLU = 1 };
  *                  view
  *   out            (rows, out_features), the dtype of x, or f32   written
  *
- * Products are summed in fp32 (f64 in double) in an order of the kernel, the same in every run but where a BLAS sums
+ * Products are summed in fp32 (f64 in double) in an order of the kernel, the same in every run except where a BLAS sums
  * them, and out is rounded once. The call is made for few rows, as decoding has: w is read once for each 64 of them, in
  * f32 on GPUs for each 8. */
 typedef struct tessella_linear_args {
@@ -972,8 +972,9 @@ typedef struct tessella_tune_options {
 
 /* Measures on this machine which kernel is the fastest for such a layer, for 1 to 128 rows, and keeps the result in the
  * cache folder, where calls of tessella_linear look it up from then on (FlashDecoding++, arXiv 2311.01282, section 5).
- * It takes some seconds, and of the device's memory half a gigabyte or twice the weights: they rotate, so that caches
- * do not hold them. progress: called after each number of rows, with one line of times; NULL = not. */
+ * It takes some seconds, and half a gigabyte of the device's memory or twice the weights: copies of the weights take
+ * turns, so that caches do not hold them. progress: called after each number of rows, with one line of times; NULL =
+ * not. */
 TESSELLA_API tessella_status tessella_tune(const tessella_tune_options* options, tessella_progress progress,
                                            void* user);
 
@@ -993,21 +994,21 @@ TESSELLA_API tessella_status tessella_pages_new_sequence(tessella_pages* pages, 
 /* A sequence with the rows of another one, all of its length: rows reserved and not yet written are truncated before.
  */
 TESSELLA_API tessella_status tessella_pages_fork(tessella_pages* pages, int64_t id, int64_t* child);
-/* The sequences are gone, and pages that no other holds are free. */
+/* Ends the sequences. Pages that no other sequence holds are free. */
 TESSELLA_API tessella_status tessella_pages_release(tessella_pages* pages, const int64_t* ids, int64_t num_ids);
 /* Page `source` is to be copied to page `target`, in every pool: what tessella_copy_pages does. Frozen. */
 typedef struct tessella_page_copy {
   int32_t source;
   int32_t target;
 } tessella_page_copy;
-/* The sequences have these lengths from now on, none less than before, and pages for them. Rows from the old length on
+/* Sets the lengths of the sequences, none less than before, and takes pages for them. Rows from the old length on
  * are what will be written. A page with such a row that another sequence holds too is replaced by a fresh one:
  * *num_copies copies, to be made before anything else is written to the pools. At most one a sequence, so copies has
  * room for num_ids. No page is source of one and target of another, so they may be made in any order.
  * TESSELLA_OUT_OF_MEMORY: there are not enough free pages. */
 TESSELLA_API tessella_status tessella_pages_reserve(tessella_pages* pages, const int64_t* ids, const int64_t* lengths,
                                                     int64_t num_ids, tessella_page_copy* copies, int64_t* num_copies);
-/* The sequences have these lengths from now on, none more than before; pages without a row are free. A length below the
+/* Sets the lengths of the sequences, none more than before. Pages without a row are free. A length below the
  * end of a sequence's evicted pages is an error: rows before it are gone. */
 TESSELLA_API tessella_status tessella_pages_truncate(tessella_pages* pages, const int64_t* ids, const int64_t* lengths,
                                                      int64_t num_ids);

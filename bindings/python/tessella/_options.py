@@ -39,8 +39,8 @@ class Options(TypedDict, total=False):
     batch_invariant: a row's bits do not depend on the batch, on lengths or on how queries are cut into calls.
     query_class: beside batch_invariant, the class of kernels that may run: "few" queries, which is decoding; "many",
         which is also what "automatic" means. Bits of a row may differ between the two.
-    num_splits: of the keys of a sequence and KV head, by kernels that split them; others are not eligible for more than
-        one. 0 = automatic.
+    num_splits: into how many parts kernels that can do so split the keys of a sequence and KV head; other kernels are
+        not eligible for more than 1. 0 = automatic.
     num_sms: GPU: 0 = all.
     num_threads: CPU: 0 = all that the process may use.
     check_device_values: GPU: waits for the stream and checks lengths as on the CPU; not in a graph capture.
@@ -54,9 +54,9 @@ class Options(TypedDict, total=False):
     q_scale, k_scale, v_scale: (batch or page, ceil(rows / scale_block), heads), float32; factors on q, k and v; each
         axis may be 1 and leading ones may be left out. Row r of a head has the factor of block r / scale_block;
         scale_block 0 is one block for all rows. Pools of pages have a page in place of batch, and blocks of a page's
-        rows; packed tensors have blocks of their rows and one batch, or a batch and one block. They may lie between the
-        rows that they are of. Each is given beside what has 8 or 4 bits alone. Those of k and v are required beside q
-        of other dtypes: where a cache has none, one scale of 1.
+        rows; packed tensors have blocks of their rows and one batch, or a batch and one block. They may lie in memory
+        between their rows. A factor is given only beside a tensor of 8 or 4 bits. Those of k and v are required beside
+        q of other dtypes: where a cache has none, one scale of 1.
     out_scale: as q_scale, over out, float32; out, of float8_e4m3fn or float8_e5m2, holds the result divided by it,
         rounded to nearest even; what is beyond the largest number becomes that. A scale below 2^-90 in size counts as
         zero, and then out is 0.
@@ -81,9 +81,9 @@ class Options(TypedDict, total=False):
         sequence b; k_scale and v_scale are the slots'. Not beside page_table or cu_seqlens_kv.
     draft_mask: (batch or 1, seqlen_q, seqlen_q), or (seqlen_q, seqlen_q) for all, bool; true = visible: the last keys
         of a sequence are those of its queries, as many as are valid, and query i sees the key of query j only where
-        draft_mask[b, i, j] is true. What it sees of the keys before them is for the other masks to say. A tree of
-        drafted tokens, in which each sees itself and its ancestors. Where a sequence has fewer keys than queries, its
-        keys are those of its last queries. Beside cu_seqlens_q its axes are those of the longest sequence, as of bias.
+        draft_mask[b, i, j] is true. The other masks decide about the keys before them. This serves a tree of drafted
+        tokens, in which each sees itself and its ancestors. Where a sequence has fewer keys than queries, its keys are
+        those of its last queries. Beside cu_seqlens_q its axes are those of the longest sequence, as of bias.
     schedule: GPU, what `Plan.schedule` or `tessella.torch.decode_schedule` returned: how the keys of ragged sequences
         are split. Calls of one stream at a time have it. Not beside batch_invariant or num_splits. `plan` and `explain`
         take True for one that is yet to be made.
@@ -92,7 +92,7 @@ class Options(TypedDict, total=False):
     bias: broadcasts to (batch, heads_q, seqlen_q, seqlen_kv), float32 or dtype of q; added to scaled scores. Beside
         cu_seqlens it counts the queries or keys of each sequence from its first, as dense and block_map do: its axes
         are those of the longest sequence, up to max_seqlen_q and max_seqlen_kv where given, not the packed rows. On a
-        GPU, where lengths are not read, it wants them given. A key with a bias of -inf counts nothing and is not
+        GPU, where lengths are not read, these have to be given. A key with a bias of -inf has probability 0 and is not
         hidden: NaN and infinity in its v may reach the output.
     alibi_slopes: (heads_q) or (batch, heads_q), float32; adds -slope * |i + seqlen_kv - seqlen_q - j|.
     sink: (heads_q) float32; logits that join the softmax's sum and no value.
