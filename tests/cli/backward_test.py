@@ -189,7 +189,7 @@ class Backward(CliTest):
         rows = {row["kernel"]: row for row in json.loads(run("kernels", "--json").stdout)["results"]}
         for name, row in rows.items():
             self.assertEqual("d_bias" in row["features"].split(), row["operation"] == "backward", name)
-        without = "draft_mask, page_table, cache_batch_idx, score_mod, mask_mod, k_scale/v_scale, transposed_v, q_scale/out_scale/amax, schedule, mask_map"
+        without = "draft_mask, page_table, cache_batch_idx, score_mod, mask_mod, k_scale/v_scale, transposed_v, q_scale/out_scale/amax, mask_map, schedule"
         self.assertRegex(run("kernels").stdout, rf"reference.backward .* all but {without} ")
         why = run("kernels", "--why", "--backward", "--dtype", "f64", "--seqlen", 10).stdout
         self.assertRegex(why, r"cpu.backward_\w+ +runs this")
