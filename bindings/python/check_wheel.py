@@ -19,6 +19,8 @@ EXPECTED = [
     r"tessella/libtessella\.so",
     r"tessella/libtessella_torch\.so",
     r"tessella/dropin/flash_attn/__init__\.py",
+    r"tessella/plugins/vllm/backend\.py",
+    r"tessella/plugins/sglang/backend\.py",
     r"tessella\.libs/libhwy-[0-9a-f]{8}\.so\.\d.*",
     r"tessella\.libs/libtbb-[0-9a-f]{8}\.so\.\d.*",
     r"tessella-.*\.dist-info/licenses/LICENSE",
@@ -41,7 +43,10 @@ def wrong(wheel):
     """What is not as it should be, a line each."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        metadata = archive.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
+        metadata, entry_points = (
+            archive.read(next(name for name in names if name.endswith(f".dist-info/{file}"))).decode()
+            for file in ("METADATA", "entry_points.txt")
+        )
     if not re.search(r"-py3-none-manylinux_2_\d+_\w+\.whl$", wheel.name):
         yield f"the name is {wheel.name}, expected the tag py3-none-manylinux_2_..."
     for pattern in EXPECTED:
@@ -55,6 +60,9 @@ def wrong(wheel):
             yield f"{name} is inside"
     if "Provides-Extra: cuda" not in metadata or "Requires-Dist: nvidia-cuda-nvrtc" not in metadata:
         yield "there is no extra [cuda] that brings nvidia-cuda-nvrtc"
+    for group in ("vllm.general_plugins", "sglang.srt.plugins"):
+        if f"[{group}]\ntessella" not in entry_points:
+            yield f"there is no entry point in {group}"
 
 
 def run_in_a_bare_environment(wheel, examples):

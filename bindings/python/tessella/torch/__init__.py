@@ -6,6 +6,7 @@
 torch.Size([1, 128, 4, 64])
 """
 
+from . import _flash  # noqa: F401  (registers an implementation of torch's flash attention)
 from ._append import append, copy_pages
 from ._attention import attention, decode_schedule
 from ._cascade import cascade_attention
