@@ -42,7 +42,7 @@ constexpr ClassifyConfig classify_config(const ScoreConfig& score, int32_t tile_
   masks.mask = MaskLevel::bits;
   // For more blocks than these the assembler would spill a few registers.
   const bool has_ranges = masks.element_masks.key_ranges || masks.element_masks.query_ranges;
-  const int32_t blocks = num_masks(masks) > 1 ? 4 : has_ranges ? 8 : 0;
+  const int32_t blocks = num_masks(masks) > 2 ? 2 : num_masks(masks) == 2 ? 4 : has_ranges ? 8 : 0;
   return {.masks = masks, .tile_q = tile_q, .tile_kv = tile_kv, .blocks = blocks};
 }
 
