@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Models of transformers on a CPU, with use_for_sdpa() on and off, in turn, in one process.
+"""Models of transformers on a CPU, with torch's attention, use_for_sdpa() and tessella.transformers, in turn.
 
 usage: transformers_cpu.py [--rounds 15] [--threads 2]
-       milliseconds: the median of so many runs; the weights are random, the shapes those of small models
+       milliseconds, the median of so many runs, and how many times as fast as torch's; the weights are random, the
+       shapes those of small models
 """
 
 import argparse
@@ -11,6 +12,7 @@ import time
 
 import tessella
 import tessella.torch
+import tessella.transformers
 import torch
 import transformers
 
@@ -105,19 +107,24 @@ def main():
     torch.manual_seed(1)
     versions = f"tessella {tessella.__version__}, torch {torch.__version__}, transformers {transformers.__version__}"
     print(f"{versions}, {args.threads} threads")
+    plugin = tessella.transformers.register()
     for name, make, work in CASES:
-        run = work(make())
-        times = {False: [], True: []}
+        model = make()
+        run = work(model)
+        times = {"torch": [], "switch": [], "plugin": []}
         for round_of_all in range(-2, args.rounds):  # two to warm up
-            for is_on in (False, True):
-                with tessella.torch.use_for_sdpa(is_on):
+            for way in times:
+                model.set_attn_implementation(plugin if way == "plugin" else "sdpa")
+                with tessella.torch.use_for_sdpa(way == "switch"):
                     took = milliseconds(run)
                     report = tessella.torch.sdpa_report()
+                if way == "switch" and report.refused:
+                    print(f"{name}: refused: {report.refused}")
                 if round_of_all >= 0:
-                    times[is_on].append(took)
-        served = f"{report.served} calls" + (f", refused: {report.refused}" if report.refused else "")
-        off, on = (statistics.median(times[is_on]) for is_on in (False, True))
-        print(f"{name:30} torch {off:8.1f} ms   ours {on:8.1f} ms   {off / on:5.2f}   {served}", flush=True)
+                    times[way].append(took)
+        medians = {way: statistics.median(took) for way, took in times.items()}
+        columns = (f"{way} {took:8.1f} ms {medians['torch'] / took:5.2f}" for way, took in medians.items())
+        print(f"{name:30} {'   '.join(columns)}", flush=True)
 
 
 if __name__ == "__main__":

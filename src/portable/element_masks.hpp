@@ -114,6 +114,9 @@ struct Ranges {
   }
   constexpr bool hold(int64_t row, int64_t idx) const {
     bool held = false;
+#ifdef __CUDACC_RTC__
+#pragma unroll 1  // each round unrolled would hold registers that kernels lack
+#endif
     for (int32_t n = 0; n < count; ++n) held = held || (data[row + 2 * n] <= idx && idx < data[row + 2 * n + 1]);
     return held;
   }

@@ -33,6 +33,7 @@ PAGES = [
             "masks",
             "score_mod",
             "training",
+            "transformers",
             "serving",
             "from_flash_attn",
             "from_flashinfer",
@@ -40,19 +41,20 @@ PAGES = [
         )
     ),
 ]
+OF_TORCH = re.compile(r"import torch|torch\.|tessella\.dropin|flash_attn|transformers")
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_snippets(page, capsys):
     names = {}
-    has_torch = importlib.util.find_spec("torch") is not None
+    has_torch, has_transformers = (importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
     runnable = [
         snippet
         for snippet in snippets(page)
-        if has_torch or not re.search(r"import torch|torch\.|tessella\.dropin|flash_attn", snippet)
+        if (has_torch or not OF_TORCH.search(snippet)) and (has_transformers or "transformers" not in snippet)
     ]
     if not runnable:
-        pytest.skip("torch is not installed, and every snippet of the page needs it")
+        pytest.skip("torch or transformers is not installed, and every snippet of the page needs it")
     for snippet in runnable:
         exec(compile(snippet, f"<{page}>", "exec"), names)
     printed = capsys.readouterr().out

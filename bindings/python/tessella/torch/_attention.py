@@ -216,6 +216,11 @@ def _remembered(layout: str, **options: Any) -> tuple[dict[str, Any], bool]:
     return _translate(None, layout, options)
 
 
+def operator_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of tessella::attention beside q, k and v, for callers that keep them; no seed is drawn."""
+    return _translate(None, "bshd", options)[0]
+
+
 def _translate(q: torch.Tensor | None, layout: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """q: None where no seed is drawn."""
     given = _Arguments()
