@@ -12,6 +12,7 @@
 
 #include "core/error.hpp"
 #include "core/message.hpp"
+#include "operations/attention/made_before.hpp"
 #include "operations/attention/read_forward.hpp"
 #include "operations/attention/score_operands.hpp"
 #include "operations/tensor_reader.hpp"
@@ -48,7 +49,8 @@ class ForwardReader {
     slice();
     read_score_operands(args_, options_, function_, reader_, p_);
     modifications();
-    made_before();
+    p_.cache_is_settled = options_.cache_settled != 0;
+    read_made_before(args_, function_, memory_, reader_, p_);
     p_.derive_shape();
     return p_;
   }
@@ -430,58 +432,6 @@ class ForwardReader {
     for (int32_t i = 0; i < p_.num_arrays; ++i) {
       p_.arrays[i] = reader_.array(message("mod_args[", i, "]").c_str(), args_.mod_args[i]);
     }
-  }
-
-  // What was made before the call: where its keys are split, or the map of its mask. Until the next SOVERSION a
-  // schedule beside such a mask is its map, as it was before maps had an argument of their own.
-  void made_before() {
-    p_.cache_is_settled = options_.cache_settled != 0;
-    const bool has_mapped_mask = p_.features.has_any(kMappedMasks);
-    if (args_.mask_map != nullptr) {
-      if (!has_mapped_mask) {
-        invalid(
-            message(function_, ": mask_map is given, expected it beside a mask that has one: ", names(kMappedMasks)));
-      }
-      if (args_.schedule != nullptr) {
-        invalid(message(function_, ": schedule is given, expected it absent beside mask_map"));
-      }
-      return mask_map("mask_map", *args_.mask_map);
-    }
-    if (args_.schedule == nullptr) return;
-    if (has_mapped_mask) return mask_map("schedule", *args_.schedule);
-    schedule();
-  }
-
-  // Only its making writes it.
-  void mask_map(const char* name, const tessella_tensor& tensor) {
-    p_.features |= Feature::mask_map;
-    const Bytes map = bytes_made_before(name, tensor, memory_ == Memory::made);
-    p_.mask_map = map.data;
-    p_.mask_map_bytes = map.count;
-  }
-
-  // Runs count in it.
-  void schedule() {
-    p_.features |= Feature::schedule;
-    if (p_.batch_invariant) {
-      invalid(message(function_, ": schedule is given, expected it absent beside batch_invariant, which splits keys ",
-                      "at multiples of a constant"));
-    }
-    if (p_.num_splits != 0) {
-      invalid(message(function_, ": num_splits is ", p_.num_splits,
-                      ", expected 0 beside schedule, which says where keys are split"));
-    }
-    const bool is_written = memory_ == Memory::made || memory_ == Memory::written;
-    const Bytes schedule = bytes_made_before("schedule", *args_.schedule, is_written);
-    p_.schedule = const_cast<void*>(schedule.data);
-    p_.schedule_bytes = schedule.count;
-  }
-
-  Bytes bytes_made_before(const char* name, const tessella_tensor& tensor, bool is_written) {
-    if (is_written && (tensor.flags & TESSELLA_READ_ONLY) != 0) {
-      invalid(message(function_, ": ", name, " is read-only, expected memory that may be written"));
-    }
-    return reader_.words(name, tensor, memory_ != Memory::none);
   }
 
   const Forward::Args& args_;
