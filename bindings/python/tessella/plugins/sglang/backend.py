@@ -88,30 +88,6 @@ class TessellaBackend(AttentionBackend):  # type: ignore[misc, unused-ignore]
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1
 
-    def forward_extend(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        layer: Any,
-        forward_batch: Any,
-        save_kv_cache: bool = True,
-        **others: Any,
-    ) -> torch.Tensor:
-        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, **others)
-
-    def forward_decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        layer: Any,
-        forward_batch: Any,
-        save_kv_cache: bool = True,
-        **others: Any,
-    ) -> torch.Tensor:
-        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, **others)
-
     def support_triton(self) -> bool:
         return True
 
@@ -124,14 +100,14 @@ class TessellaBackend(AttentionBackend):  # type: ignore[misc, unused-ignore]
         )
         group.seqlens_kv.copy_(forward_batch.seq_lens[:batch])
 
-    def _attend(
+    def forward_extend(
         self,
         q: torch.Tensor,
         k: torch.Tensor | None,
         v: torch.Tensor | None,
         layer: Any,
         forward_batch: Any,
-        save_kv_cache: bool,
+        save_kv_cache: bool = True,
         sinks: torch.Tensor | None = None,
         **others: Any,
     ) -> torch.Tensor:
@@ -157,6 +133,8 @@ class TessellaBackend(AttentionBackend):  # type: ignore[misc, unused-ignore]
             options.update(k_scale=_scale(layer.k_scale, q), v_scale=_scale(layer.v_scale, q))
         attend([self.forward_metadata], q, k_pool, v_pool, out, (left, causal), options)
         return out.flatten(1)
+
+    forward_decode = forward_extend
 
 
 def _scale(scale: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
