@@ -1,9 +1,9 @@
 #!/bin/bash
 # usage: bundle.sh BUILD FOLDER [PROGRAM...]    Collects the library, what it needs, the tests, the command line and the
 # benchmarks in one folder that runs on a machine without Highway and oneTBB: every program looks for libraries beside
-# itself. PROGRAM: these alone, by name; tests/gpu/gpu.sh wants api_test append_test backward_test batch_invariant_test
-# example_decode_server example_decoder forward_test gpu_api_test gpu_append_test gpu_backward_test gpu_decode_test gpu_launch_test gpu_schedule_test gpu_stress_test gpu_test hostile_test linear_test
-# leftpad_test mean_weight_test merge_test nan_test quantized_test float8_forward_test errors_test score_size_test sharing_test random_test.
+# itself. PROGRAM: these alone, by name; tests/gpu/gpu.sh wants api_test append_test backward_api_test backward_test batch_invariant_test cancel_test
+# example_decode_server example_decoder forward_test gpu_api_test gpu_append_test gpu_backward_test gpu_decode_test gpu_launch_test gpu_schedule_test gpu_stress_test gpu_test hostile_test linear_api_test linear_test
+# leftpad_test mean_weight_test merge_test nan_test quantized_test float8_forward_test errors_test score_size_test sharing_test upper_halves_test random_test.
 set -euo pipefail
 build=$1 folder=$2 wanted=" ${*:3} " source=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "$folder"

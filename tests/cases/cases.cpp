@@ -157,6 +157,8 @@ int64_t random_head_dim(Random& random) {
   return random.in(1, 40);
 }
 
+}  // namespace
+
 std::string random_axes(Random& random) {
   std::string axes;
   for (const char axis : {'b', 'h', 'q', 'k'}) {
@@ -164,6 +166,13 @@ std::string random_axes(Random& random) {
   }
   return axes.empty() ? "1" : axes;
 }
+
+std::string random_axes_of_ranges(Random& random) {
+  static constexpr const char* kAxes[] = {"1", "1", "b", "h", "bh"};
+  return random.one_of(kAxes);
+}
+
+namespace {
 
 std::vector<std::string> split(std::string_view words) {
   std::vector<std::string> list;
@@ -238,13 +247,6 @@ void random_regions(Random& random, Case& c) {
       c.document = false;
     }
   }
-}
-
-void draw_ranges(Case& c) {
-  Random random(c.seed + 5);
-  static constexpr const char* kAxes[] = {"1", "1", "b", "h", "bh"};
-  if (random.chance(0.1)) c.key_ranges = random.one_of(kAxes);
-  if (random.chance(0.1)) c.query_ranges = random.one_of(kAxes);
 }
 
 void random_scores(Random& random, Case& c) {
@@ -329,7 +331,6 @@ Case of_eight_bits(Case c) {
   Random random(~c.seed);
   c.out_scale = c.amax = "";
   c.scale_block = 0;
-  draw_ranges(c);
   if (c.dtype.starts_with("f8")) {
     draw_float8(random, c);
   } else {
@@ -365,6 +366,9 @@ Case random_case(uint64_t seed, std::string_view kernel, std::string_view dtypes
   if ((!c.bias.empty() || c.sink) && random.chance(0.3)) c.bias_mean = 400 * random.uniform() - 200;
   if (random.chance(0.12)) c.draft_mask = random.chance(0.7) ? "b" : "1";
   if (kernel.starts_with("cpu.") && random.chance(0.15)) random_regions(random, c);
+  Random of_ranges(~seed);  // other draws stay
+  if (of_ranges.chance(0.1)) c.key_ranges = random_axes_of_ranges(of_ranges);
+  if (of_ranges.chance(0.1)) c.query_ranges = random_axes_of_ranges(of_ranges);
   if (!c.packed_kv && c.page_size == 0) c.cache_batch_idx = random.chance(0.15);
   if (!(c.bias + c.dense + c.block_map + c.draft_mask).empty()) draw_score_order(random, c);
   if (c.dtype.starts_with("f8")) {

@@ -147,6 +147,10 @@ void draw_out_of_float8(Random& random, Case& c);
 // The case with one of both, by its dtype.
 Case of_eight_bits(Case c);
 
+// Axes that a dense mask, bias or block map has, and key ranges or query ranges: the others broadcast.
+std::string random_axes(Random& random);
+std::string random_axes_of_ranges(Random& random);
+
 // The axes of masks and bias in any order.
 void draw_score_order(Random& random, Case& c);
 

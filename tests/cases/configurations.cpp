@@ -7,6 +7,9 @@
 #include "cases/random.hpp"
 
 namespace tessella::tests {
+
+using portable::ElementMaskSet;
+
 namespace {
 
 struct HeadDims {
@@ -33,21 +36,35 @@ void align(const Configuration& config, Random& random, Case& c) {
   }
 }
 
+// What the masks of a configuration are drawn from: each set is compiled apart.
+constexpr ElementMaskSet kElementMasks[] = {{.documents = true},
+                                            {.key_ranges = true},
+                                            {.query_ranges = true},
+                                            {.dense_mask = true},
+                                            {.block_map = true},
+                                            {.draft_mask = true},
+                                            {.documents = true, .key_ranges = true},
+                                            {.key_ranges = true, .query_ranges = true}};
+
 void mask(const Configuration& config, Random& random, Case& c) {
-  if (!config.element_masks) {
-    c.document = false;
-    c.dense = c.block_map = c.draft_mask = "";
-    return;
+  const auto draw = [&](bool is_there, std::string& axes, const char* most) {
+    if (!is_there) {
+      axes.clear();
+    } else if (axes.empty()) {
+      axes = random.chance(0.5) ? "1" : most;
+    }
+  };
+  const ElementMaskSet& masks = config.element_masks;
+  c.document = masks.documents;
+  if (masks.block_map && c.block_map.empty()) {
+    c.block_q = random.in(1, 40);
+    c.block_kv = random.in(1, 40);
   }
-  if (c.document || !c.dense.empty() || !c.block_map.empty() || !c.draft_mask.empty()) return;
-  switch (random.below(3)) {
-    case 0: c.document = true; break;
-    case 1: c.dense = "bhqk"; break;
-    default:
-      c.block_map = "hqk";
-      c.block_q = random.in(1, 40);
-      c.block_kv = random.in(1, 40);
-  }
+  draw(masks.dense_mask, c.dense, "bhqk");
+  draw(masks.block_map, c.block_map, "hqk");
+  draw(masks.draft_mask, c.draft_mask, "b");
+  draw(masks.key_ranges, c.key_ranges, "bh");
+  draw(masks.query_ranges, c.query_ranges, "bh");
 }
 
 void page(const Configuration& config, Random& random, Case& c) {
@@ -125,7 +142,7 @@ Configuration configuration(int idx, std::string_view dtypes, Takes takes) {
     config.softcap = random.chance(0.5);  // without lse, which would take the tiles of short rows
     return config;
   }
-  config.element_masks = random.chance(0.3);
+  if (random.chance(0.3)) config.element_masks = kElementMasks[static_cast<size_t>(idx) % std::size(kElementMasks)];
   config.softcap = random.chance(0.2);
   config.alibi = random.chance(0.2);
   config.bias = random.chance(0.25);

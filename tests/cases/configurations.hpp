@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "cases/cases.hpp"
+#include "portable/element_masks.hpp"
 
 namespace tessella::tests {
 
@@ -14,7 +15,7 @@ struct Configuration {
   int64_t head_dim_qk = 0;
   int64_t head_dim_v = 0;
   bool is_aligned = false;     // rows of q, k and v start at multiples of 16 bytes
-  bool element_masks = false;  // document, dense or block map
+  portable::ElementMaskSet element_masks;
   bool softcap = false;
   bool alibi = false;
   bool bias = false;

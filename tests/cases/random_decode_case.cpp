@@ -15,7 +15,7 @@ struct DecodeConfiguration {
   std::string dtype;
   int64_t head_dim_qk, head_dim_v;  // the longest of those that are padded to the same
   int64_t rows;                     // of a sequence and KV head: more than half of them
-  bool softcap, alibi, draft_mask, batch_invariant;
+  bool softcap, alibi, draft_mask, batch_invariant, dense, key_ranges, query_ranges;
 };
 
 DecodeConfiguration configuration(int idx, std::string_view dtypes) {
@@ -36,7 +36,10 @@ DecodeConfiguration configuration(int idx, std::string_view dtypes) {
           .softcap = random.chance(0.2),
           .alibi = random.chance(0.2),
           .draft_mask = random.chance(0.25),
-          .batch_invariant = random.chance(0.15)};
+          .batch_invariant = random.chance(0.15),
+          .dense = random.chance(0.1),
+          .key_ranges = random.chance(0.15),
+          .query_ranges = random.chance(0.1)};
 }
 
 // Queries and heads on one that are together more than half of `rows`.
@@ -138,6 +141,9 @@ Case random_decode_case(uint64_t seed, std::string_view kernel, std::string_view
   if (config.softcap) c.softcap = random.chance(0.5) ? 30 : 1 + 4 * random.uniform();
   if (config.alibi) c.alibi = random.chance(0.5) ? "h" : "bh";
   if (config.draft_mask) c.draft_mask = random.chance(0.7) ? "b" : "1";
+  if (config.dense) c.dense = random_axes(random);
+  if (config.key_ranges) c.key_ranges = random_axes_of_ranges(random);
+  if (config.query_ranges) c.query_ranges = random_axes_of_ranges(random);
   if (random.chance(0.15)) c.scale = random.chance(0.4) ? -0.25 : random.uniform() + 0.01;
   if (random.chance(0.25)) c.spread = random.chance(0.5) ? 8 : 40;
   if (random.chance(0.1)) c.mean = 60 * random.uniform() - 30;

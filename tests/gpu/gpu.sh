@@ -48,9 +48,10 @@ count() { # count NAME STATUS LOG
 # "PROGRAM TEST" of every test whose name speaks of the GPU.
 gpu_tests() {
   local suite at
-  for suite in api_test append_test backward_test batch_invariant_test forward_test gpu_api_test gpu_append_test \
+  for suite in api_test append_test backward_api_test backward_test batch_invariant_test cancel_test forward_test gpu_api_test gpu_append_test \
     gpu_backward_test gpu_decode_test gpu_launch_test gpu_schedule_test gpu_stress_test gpu_test hostile_test leftpad_test \
-    linear_test mean_weight_test merge_test nan_test quantize_test quantized_test float8_forward_test errors_test score_size_test sharing_test; do
+    linear_api_test linear_test mean_weight_test merge_test nan_test quantize_test quantized_test float8_forward_test errors_test \
+    score_size_test sharing_test upper_halves_test; do
     at=$(program "$suite") || { echo "missing $suite"; continue; }
     "$at" --gtest_list_tests | awk -v at="$at" -v kernel="${KERNEL//./_}" '
       /^[^ ]/ { group = $1 }
