@@ -56,6 +56,19 @@ def test_signatures_are_theirs():
         "window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, "
         "sm_margin=0, return_attn_probs=False"
     )
+    assert said(flash_3()._flash_attn_forward) == (
+        "q, k, v, k_new=None, v_new=None, qv=None, out_=None, cu_seqlens_q=None, cu_seqlens_k=None, "
+        "cu_seqlens_k_new=None, seqused_q=None, seqused_k=None, max_seqlen_q=None, max_seqlen_k=None, page_table=None, "
+        "kv_batch_idx=None, leftpad_k=None, rotary_cos=None, rotary_sin=None, seqlens_rotary=None, q_descale=None, "
+        "k_descale=None, v_descale=None, softmax_scale=None, causal=False, window_size_left=-1, window_size_right=-1, "
+        "attention_chunk=0, softcap=0.0, rotary_interleaved=True, scheduler_metadata=None, num_splits=1, "
+        "pack_gqa=None, sm_margin=0"
+    )
+    assert said(flash_3()._flash_attn_backward) == (
+        "dout, q, k, v, out, softmax_lse, cu_seqlens_q=None, cu_seqlens_k=None, sequed_q=None, sequed_k=None, "
+        "max_seqlen_q=None, max_seqlen_k=None, dq=None, dk=None, dv=None, softmax_scale=None, is_causal=False, "
+        "window_size_left=-1, window_size_right=-1, softcap=0.0, deterministic=False, sm_margin=0"
+    )
 
 
 # Of flash-attention's hopper/flash_api.cpp.

@@ -15,6 +15,7 @@ from .._calls import attend, given, mask_of, rule_of
 from .._lse import flash_lse
 from .._report import counted, refuse
 from . import _C as flash_attn_3_gpu
+from ._passes import _flash_attn_backward, _flash_attn_forward  # noqa: F401  (which others import from here)
 
 __all__ = [
     "flash_attn_combine",
