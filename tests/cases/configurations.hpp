@@ -14,7 +14,7 @@ struct Configuration {
   std::string dtype;
   int64_t head_dim_qk = 0;
   int64_t head_dim_v = 0;
-  bool is_aligned = false;     // rows of q, k and v start at multiples of 16 bytes
+  bool is_aligned = false;  // rows of q, k and v start at multiples of 16 bytes
   portable::ElementMaskSet element_masks;
   bool softcap = false;
   bool alibi = false;

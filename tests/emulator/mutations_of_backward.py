@@ -4,6 +4,14 @@ from mutation import BACKWARD, BACKWARD_SM90, Mutation
 
 MUTATIONS = [
     Mutation(
+        "sm90_queries_of_half",
+        "gradient_operands.cuh",
+        "query + half * 32, key + lane % kKeys",
+        "query, key + lane % kKeys",
+        "Masks",
+        BACKWARD_SM90,
+    ),
+    Mutation(
         "sm90_turns",
         "block_backward_sm90.cuh",
         "ptx::wait_boxes_written(); ptx::fence_memory();",

@@ -46,7 +46,8 @@ def test_activated_and_restored():
 
 @pytest.mark.parametrize("device, kernel", KERNELS, ids=lambda value: getattr(value, "__name__", value))
 def test_schema(device, kernel):
-    """A kernel takes what the operator has: the same names in the same order, keywords as keywords, and defaults."""
+    """A kernel takes what the operator has: the same names in the same order, keywords as keywords, and defaults. An
+    older torch lacks some of the keywords that stand last."""
     arguments = getattr(torch.ops.aten, kernel.__name__).default._schema.arguments
     parameters = list(inspect.signature(kernel).parameters.values())
     if kernel is torch_flash._flash_attention_forward_no_dropout_inplace:  # that of the next one behind out
@@ -55,6 +56,9 @@ def test_schema(device, kernel):
         parameters = list(inspect.signature(kernel).parameters.values())
     if kernel is torch_flash._flash_attention_forward:
         assert parameters.pop().name == "out"
+    while parameters[-1].name != arguments[-1].name:
+        newer = parameters.pop()
+        assert newer.kind is inspect.Parameter.KEYWORD_ONLY and newer.default is None
     assert [parameter.name for parameter in parameters] == [argument.name for argument in arguments]
     for parameter, argument in zip(parameters, arguments):
         assert (parameter.kind is inspect.Parameter.KEYWORD_ONLY) == argument.kwarg_only

@@ -4,6 +4,7 @@
 
 #include "cuda/device/ptx/order.cuh"
 #include "cuda/device/score/arrays.cuh"
+#include "cuda/device/score/ranges.cuh"
 #include "cuda/device/score/softmax.cuh"
 #include "cuda/device/tile/keys.cuh"
 #include "cuda/device/tile/sequence.cuh"
@@ -26,6 +27,12 @@ __device__ __forceinline__ bool is_visible(const portable::MasksParams& masks, c
   return visible;
 }
 
+// Those that are no ranges, which warps hold against their scores as ranges.cuh does.
+__device__ constexpr ScoreConfig without_ranges(const ScoreConfig& c) {
+  ScoreConfig rest = masks_of(c);
+  rest.element_masks.key_ranges = rest.element_masks.query_ranges = false;
+  return rest;
+}
 // Those that ElementRows has no way of its own for.
 __device__ constexpr ScoreConfig without_own_ways(const ScoreConfig& c) {
   ScoreConfig rest = masks_of(c);
@@ -76,7 +83,8 @@ class ElementRows {
     if constexpr (C.element_masks.dense_mask) bits &= in_dense<IsWhole>(i, j);
     if constexpr (C.element_masks.documents) bits &= in_documents<IsWhole>(i, j);
     if constexpr (C.element_masks.block_map) bits &= in_block_map(i, j);
-    if constexpr (C.element_masks.key_ranges) bits &= in_key_ranges(i, j);
+    if constexpr (C.element_masks.key_ranges)
+      bits &= keys_of_query(masks_.elements.key_ranges, s_, batch_idx_, head_idx_, i, j);
     constexpr ScoreConfig kOthers = without_own_ways(C);
     if constexpr (num_masks(kOthers) > 0) {
       bits &= each_key(
@@ -128,18 +136,6 @@ class ElementRows {
     if (column(j + kKeysAtOnce - 1) == first) return row[first * map.kv_stride] != 0 ? kAllAtOnce : 0;
     return each_key(j, [&](int32_t key) { return row[column(key) * map.kv_stride] != 0; });
   }
-  __device__ __forceinline__ uint32_t in_key_ranges(int32_t i, int32_t j) const {
-    const portable::KeyRanges& ranges = masks_.elements.key_ranges;
-    const int32_t* row = ranges.data + ranges.row(s_, batch_idx_, head_idx_, i);
-    const auto keys_before = [&](int32_t slot) { return clamp(max(slot, 0) - s_.slot_kv - j, 0, kKeysAtOnce); };
-    uint32_t bits = 0;
-#pragma unroll 1
-    for (int32_t n = 0; n < ranges.count; ++n) {
-      bits |= ((1u << keys_before(row[2 * n + 1])) - 1) & ~((1u << keys_before(row[2 * n])) - 1);
-    }
-    return bits;
-  }
-
   const portable::MasksParams& masks_;
   const portable::ArraysParams& arrays_;
   const Sequence& s_;
@@ -177,6 +173,23 @@ __device__ __forceinline__ uint32_t visible_columns(const ElementRows<C>& elemen
   return columns;
 }
 
+// Clears from `visible` the columns that key ranges and query ranges hide, as hide_by_elements() does.
+template <ScoreConfig C, int TileKv>
+__device__ __forceinline__ void hide_by_ranges(const portable::ElementMasks& masks, const Sequence& s,
+                                               int32_t batch_idx, int32_t head_idx, int32_t first_q, int32_t first_kv,
+                                               int32_t lane, uint32_t (&visible)[2]) {
+  if constexpr (C.element_masks.key_ranges) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      hide_by_key_ranges<TileKv>(masks.key_ranges, s, batch_idx, head_idx, min(first_q + r * 8 + lane / 4, s.len_q - 1),
+                                 first_kv, lane, visible[r]);
+    }
+  }
+  if constexpr (C.element_masks.query_ranges) {
+    hide_by_query_ranges<TileKv>(masks.query_ranges, s, batch_idx, head_idx, first_q, first_kv, lane, visible);
+  }
+}
+
 // Clears from `visible` the bits of keys that the element masks hide. `visible` holds columns of a tile as
 // columns_below() does, for rows lane / 4 and lane / 4 + 8 of a warp's 16. A whole warp calls it.
 template <ScoreConfig C, int TileKv>
@@ -186,20 +199,26 @@ __device__ __forceinline__ void hide_by_elements(const portable::MasksParams& ma
                                                  uint32_t (&visible)[2]) {
   auto lane = static_cast<int32_t>(threadIdx.x % 32);
   ptx::forget(lane);  // values derived from it are computed here, where it is rare, and hold no registers
-  const ElementRows<C> elements(masks, arrays, s, batch_idx, head_idx, first_kv, TileKv);
-  const auto query = [&](int r) { return min(first_q + r * 8 + lane / 4, s.len_q - 1); };
-  if (loads_words(C) && C.element_masks.dense_mask && elements.is_whole()) {
+  hide_by_ranges<C, TileKv>(masks.elements, s, batch_idx, head_idx, first_q, first_kv, lane, visible);
+  constexpr ScoreConfig kRest = without_ranges(C);
+  if constexpr (num_masks(kRest) > 0) {
+    const ElementRows<kRest> elements(masks, arrays, s, batch_idx, head_idx, first_kv, TileKv);
+    const auto query = [&](int r) { return min(first_q + r * 8 + lane / 4, s.len_q - 1); };
+    if (loads_words(kRest) && kRest.element_masks.dense_mask && elements.is_whole()) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) visible[r] &= visible_columns<C, TileKv, true>(elements, query(r), first_kv, lane);
-    return;
-  }
+      for (int r = 0; r < 2; ++r) {
+        visible[r] &= visible_columns<kRest, TileKv, true>(elements, query(r), first_kv, lane);
+      }
+      return;
+    }
 #pragma unroll 1
-  for (int r = 0; r < 2; ++r) {
-    const uint32_t columns = elements.is_whole()
-                                 ? visible_columns<C, TileKv, true>(elements, query(r), first_kv, lane)
-                                 : visible_columns<C, TileKv, false>(elements, query(r), first_kv, lane);
-    if (r == 0) visible[0] &= columns;
-    if (r == 1) visible[1] &= columns;
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t columns = elements.is_whole()
+                                   ? visible_columns<kRest, TileKv, true>(elements, query(r), first_kv, lane)
+                                   : visible_columns<kRest, TileKv, false>(elements, query(r), first_kv, lane);
+      if (r == 0) visible[0] &= columns;
+      if (r == 1) visible[1] &= columns;
+    }
   }
 }
 
@@ -210,22 +229,26 @@ __device__ __forceinline__ void hide_own_columns(const portable::MasksParams& ma
                                                  const portable::ArraysParams& arrays, const Sequence& s,
                                                  int32_t batch_idx, int32_t head_idx, int32_t first_q, int32_t first_kv,
                                                  uint32_t (&visible)[2]) {
-  constexpr int kColumnsAtOnce = num_masks(C) > 1 ? 2 : 8;  // whose loads wait side by side: registers
   auto lane = static_cast<int32_t>(threadIdx.x % 32);
   ptx::forget(lane);  // as above
-  const auto sees = [&](int row, int32_t key) {
-    return is_visible<C>(masks, arrays, s, batch_idx, head_idx, min(first_q + row, s.len_q - 1),
-                         min(key, s.len_kv - 1));
-  };
+  hide_by_ranges<C, TileKv>(masks.elements, s, batch_idx, head_idx, first_q, first_kv, lane, visible);
+  constexpr ScoreConfig kRest = without_ranges(C);
+  if constexpr (num_masks(kRest) > 0) {
+    constexpr int kColumnsAtOnce = num_masks(C) > 1 ? 2 : 8;  // whose loads wait side by side: registers
+    const auto sees = [&](int row, int32_t key) {
+      return is_visible<kRest>(masks, arrays, s, batch_idx, head_idx, min(first_q + row, s.len_q - 1),
+                               min(key, s.len_kv - 1));
+    };
 #pragma unroll 1
-  for (int r = 0; r < 2; ++r) {
-    uint32_t columns = 0;
+    for (int r = 0; r < 2; ++r) {
+      uint32_t columns = 0;
 #pragma unroll kColumnsAtOnce
-    for (int i = 0; i < TileKv / 4; ++i) {
-      if (sees(r * 8 + lane / 4, first_kv + i / 2 * 8 + lane % 4 * 2 + i % 2)) columns |= 1u << i;
+      for (int i = 0; i < TileKv / 4; ++i) {
+        if (sees(r * 8 + lane / 4, first_kv + i / 2 * 8 + lane % 4 * 2 + i % 2)) columns |= 1u << i;
+      }
+      if (r == 0) visible[0] &= columns;
+      if (r == 1) visible[1] &= columns;
     }
-    if (r == 0) visible[0] &= columns;
-    if (r == 1) visible[1] &= columns;
   }
 }
 

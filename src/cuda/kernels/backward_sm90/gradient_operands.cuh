@@ -123,11 +123,53 @@ struct GradientOperands : GradientTile<C, 1, Blocks> {
   }
 
  private:
-  // The bits of scores that element masks show. Each lane finds the keys of two queries.
+  static constexpr int kKeys = 16;
+  static constexpr ScoreConfig kRest = without_ranges(C);
+  static constexpr bool kHasRows = num_masks(kRest) > 0 || C.element_masks.key_ranges;
+
+  // The bits of scores that element masks show.
   __device__ __forceinline__ uint32_t find_elements() const {
     static_assert(Blocks == 8, "two queries a lane");
-    const ElementRows<C> elements(p.masks, p.arrays, sequence, Tile::batch_idx, Tile::head_idx, key, kKeys);
-    const uint32_t keys = elements.is_whole() ? keys_of_queries<true>(elements) : keys_of_queries<false>(elements);
+    uint32_t visible = ~0u;
+    if constexpr (C.element_masks.query_ranges) visible = find_queries();
+    if constexpr (kHasRows) visible &= find_keys();
+    return visible;
+  }
+
+  // Those that query ranges show: the first lanes find the queries of a key each.
+  __device__ __forceinline__ uint32_t find_queries() const {
+    uint32_t visible = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t queries = queries_of_key(p.masks.elements.query_ranges, sequence, Tile::batch_idx, Tile::head_idx,
+                                              query + half * 32, key + lane % kKeys);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const uint32_t own = __shfl_sync(kAllLanes, queries, lane / 4 + r * 8) >> lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < Blocks / 2; ++j) visible |= (own >> j * 8 & 3) << ((half * Blocks / 2 + j) * 4 + r * 2);
+      }
+    }
+    return visible;
+  }
+
+  // Those that the other masks show. Each lane finds the keys of two queries.
+  __device__ __forceinline__ uint32_t find_keys() const {
+    uint32_t keys = ~0u;  // of query `lane`, and above them of query lane + 32
+    if constexpr (num_masks(kRest) > 0) {
+      const ElementRows<kRest> elements(p.masks, p.arrays, sequence, Tile::batch_idx, Tile::head_idx, key, kKeys);
+      keys = elements.is_whole() ? keys_of_queries<true>(elements) : keys_of_queries<false>(elements);
+    }
+    if constexpr (C.element_masks.key_ranges) {
+      uint32_t in_ranges = 0;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t own = keys_of_query(p.masks.elements.key_ranges, sequence, Tile::batch_idx, Tile::head_idx,
+                                           query_of_lane(half), key);
+        in_ranges |= (own & ptx::low_bits(kKeys)) << half * kKeys;
+      }
+      keys &= in_ranges;
+    }
     uint32_t visible = 0;
 #pragma unroll
     for (int j = 0; j < Blocks / 2; ++j) {
@@ -144,15 +186,14 @@ struct GradientOperands : GradientTile<C, 1, Blocks> {
     return visible;
   }
 
-  static constexpr int kKeys = 16;
-  // Of query `lane`, and above them of query lane + 32.
+  __device__ int32_t query_of_lane(int half) const { return min(query + lane + half * 32, sequence.len_q - 1); }
   template <bool IsWhole>
-  __device__ __forceinline__ uint32_t keys_of_queries(const ElementRows<C>& elements) const {
+  __device__ __forceinline__ uint32_t keys_of_queries(const ElementRows<kRest>& elements) const {
     uint32_t keys = 0;
-#pragma unroll(IsWhole&& loads_words(C) ? 2 : 1)
+#pragma unroll(IsWhole&& loads_words(kRest) ? 2 : 1)
     for (int half = 0; half < 2; ++half) {
-      const int32_t i = min(query + lane + half * 32, sequence.len_q - 1);
-#pragma unroll(IsWhole&& loads_words(C) ? 4 : 1)
+      const int32_t i = query_of_lane(half);
+#pragma unroll(IsWhole&& loads_words(kRest) ? 4 : 1)
       for (int at = 0; at < kKeys; at += kKeysAtOnce) {
         keys |= elements.template visible<IsWhole>(i, key + at) << (half * kKeys + at);
       }
