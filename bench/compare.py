@@ -38,6 +38,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -121,6 +122,24 @@ def cpu_name() -> str:
     flags = fields.get("flags", fields.get("Features", "")).split()
     present = " ".join(flag for flag in CPU_FLAGS if flag in flags)
     return f"{fields.get('model name', platform.machine())} ({present})"
+
+
+def machine_of(device: str) -> dict[str, Any]:
+    """What the head of a report names."""
+    machine: dict[str, Any] = {
+        "cpu": cpu_name(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+    }
+    if device == "cuda":
+        import torch
+        from contest.power import Nvml
+
+        properties = torch.cuda.get_device_properties(0)
+        machine |= {"gpu": properties.name, "cuda": torch.version.cuda}
+        with contextlib.suppress(OSError, AttributeError):  # no NVML here
+            machine["driver"] = Nvml(str(properties.uuid)).driver()
+    return machine
 
 
 def commit() -> str:
@@ -219,18 +238,12 @@ def measured(options: argparse.Namespace) -> Record:
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device is cuda and torch finds no GPU, expected cpu")
     window_s = options.window or default_window(options, device)
-    machine: dict[str, Any] = {
-        "cpu": cpu_name(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-    }
+    machine = machine_of(device)
     sampler, no_sampler = None, ""
     if device == "cuda":
-        properties = torch.cuda.get_device_properties(0)
-        machine |= {"gpu": properties.name, "cuda": torch.version.cuda}
         try:
-            nvml = Nvml(str(properties.uuid))
-            machine |= {"driver": nvml.driver(), "watts_limit": nvml.power_limit(), "mhz_limit": nvml.max_clock()}
+            nvml = Nvml(str(torch.cuda.get_device_properties(0).uuid))
+            machine |= {"watts_limit": nvml.power_limit(), "mhz_limit": nvml.max_clock()}
             sampler = Sampler(nvml)
         except (OSError, AttributeError) as error:  # no library; a library without one of the functions
             no_sampler = str(error)

@@ -28,16 +28,13 @@ examples:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
-import os
 import pathlib
-import platform
 import sys
 from collections.abc import Sequence
 
-from compare import commit, cpu_name, write_json
+from compare import commit, machine_of, write_json
 from contest.decode_model.plot import draw
 from contest.decode_model.report import not_ours, report, table_head, table_row
 from contest.report import Record, is_ours
@@ -86,10 +83,9 @@ def measured(options: argparse.Namespace) -> Record:
     import torch
     from contest.backends import versions
     from contest.decode_model.backends import chosen
-    from contest.decode_model.measure import measure_configuration, release
+    from contest.decode_model.measure import measure_configuration
     from contest.decode_model.model import SHAPES, TINY, StepConfiguration, fitting_layers, make_model
-    from contest.measure import ROUNDS
-    from contest.power import Nvml
+    from contest.measure import ROUNDS, release
 
     torch.set_grad_enabled(False)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -100,12 +96,6 @@ def measured(options: argparse.Namespace) -> Record:
     shape = (TINY if options.tiny else SHAPES)[options.model]
     rows = max(config.batch * config.context for config in configs)
     held = min(options.held or shape.layers, fitting_layers(shape, rows, device))
-    machine = {"cpu": cpu_name(), "cpus": len(os.sched_getaffinity(0)), "python": platform.python_version()}
-    if device == "cuda":
-        properties = torch.cuda.get_device_properties(0)
-        machine |= {"gpu": properties.name, "cuda": torch.version.cuda}
-        with contextlib.suppress(OSError, AttributeError):  # no NVML here
-            machine["driver"] = Nvml(str(properties.uuid)).driver()
     seconds = options.seconds or (0.02 if options.tiny else 0.5)
     record: Record = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -118,7 +108,7 @@ def measured(options: argparse.Namespace) -> Record:
         "held": held,
         "window_s": seconds,
         "rounds": ROUNDS,
-        "machine": machine,
+        "machine": machine_of(device),
         "versions": versions(backends) | {"torch": torch.__version__},
         "missing": missing,
         "configurations": [],

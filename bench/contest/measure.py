@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
+import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -181,6 +183,30 @@ def attempted(runs: dict[str, Any], not_measured: dict[str, str], name: str, act
     except Exception as error:  # a library may fail in any way: it is named and the others go on
         not_measured[name] = reason_of(error)
         runs.pop(name, None)
+
+
+def timed_in_turn(
+    runs: dict[str, Run], not_measured: dict[str, str], seconds: float, device: str
+) -> dict[str, list[float]]:
+    """Name -> seconds of a call in each of the rounds, in which all take turns. Who raises is left out of the rest."""
+    times: dict[str, list[float]] = {}
+
+    def turn(name: str, is_warm: bool) -> None:
+        took = window(runs[name], seconds if is_warm else seconds / 5, device)
+        if is_warm:
+            times.setdefault(name, []).append(took)
+
+    for round_idx in range(-1, ROUNDS):  # the first to warm up
+        for name in list(runs):
+            attempted(runs, not_measured, name, functools.partial(turn, name, round_idx >= 0))
+    return {name: times[name] for name in runs}
+
+
+def release(device: str) -> None:
+    """What the configuration before has left, also where an error held it."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def result(side: Side, sampler: Sampler | None) -> dict[str, Any]:

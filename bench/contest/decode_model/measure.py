@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 
 from ..backends import NotMeasured
 from ..decode.read_only import BLOCKS_EACH, ReadOnly
-from ..measure import ROUNDS, attempted, named, window
+from ..measure import attempted, named, timed_in_turn
 from ..protocol import short
 from .backends import StepBackend
 from .model import Model, StepConfiguration
@@ -131,17 +130,11 @@ def measure_configuration(
     not_measured: dict[str, str] = {}
     runs: dict[str, Step] = {}
     found: dict[str, dict[str, Any]] = {}
-    times: dict[str, list[float]] = {}
 
     attempt = functools.partial(attempted, runs, not_measured)
 
     def prepare(backend: StepBackend) -> None:
         runs[backend.name], found[backend.name] = prepared(backend, model, config, check)
-
-    def turn(name: str, is_warm: bool) -> None:
-        took = window(runs[name], seconds if is_warm else seconds / 5, device)
-        if is_warm:
-            times.setdefault(name, []).append(took)
 
     read = readers(model, device)
     runs |= read
@@ -152,9 +145,7 @@ def measure_configuration(
         backends = ()
     for backend in backends:
         attempt(backend.name, functools.partial(prepare, backend))
-    for round_idx in range(-1, ROUNDS):  # the first to warm up
-        for name in list(runs):
-            attempt(name, functools.partial(turn, name, round_idx >= 0))
+    times = timed_in_turn(runs, not_measured, seconds, device)
     middle = {name: statistics.median(times[name]) for name in runs}
     return {
         "configuration": {"dtype": "bf16", **dataclasses.asdict(config)},
@@ -168,10 +159,3 @@ def measure_configuration(
         },
         "not_measured": not_measured,
     }
-
-
-def release(device: str) -> None:
-    """What the configuration before has left, also where an error held it."""
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
