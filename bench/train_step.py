@@ -24,63 +24,12 @@ import tessella
 import tessella.torch
 import torch
 import transformers
-from contest.measure import window
+from contest.measure import ROUNDS, timed_in_turn
+from contest.transformers_models.training import BOUND, SHAPES, TINY, TrainingStep
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-ROUNDS = 3
-# Largest ||gradient - eager's|| / ||eager's|| of bf16 weights, after all layers; a wrong mask is far above.
-BOUND = 0.1
-LAYER_BOUND = 3e-2  # the same of one layer beside standard attention, which rounds scores to bf16
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    name: str
-    batch: int
-    seqlen: int
-    heads_q: int
-    heads_kv: int
-    head_dim: int
-    layers: int
-    intermediate: int
-    vocabulary: int
-
-    def model(self):
-        hidden = self.heads_q * self.head_dim
-        if self.name == "gpt2":
-            config = transformers.GPT2Config(
-                n_embd=hidden,
-                n_layer=self.layers,
-                n_head=self.heads_q,
-                n_positions=self.seqlen,
-                vocab_size=self.vocabulary,
-                attn_pdrop=0,
-                embd_pdrop=0,
-                resid_pdrop=0,
-                bos_token_id=0,
-                eos_token_id=0,
-                use_cache=False,
-            )
-            return transformers.GPT2LMHeadModel(config)
-        config = transformers.LlamaConfig(
-            hidden_size=hidden,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads_q,
-            num_key_value_heads=self.heads_kv,
-            intermediate_size=self.intermediate,
-            max_position_embeddings=self.seqlen,
-            vocab_size=self.vocabulary,
-            use_cache=False,
-        )
-        return transformers.LlamaForCausalLM(config)
-
-
-SHAPES = [
-    Shape("gpt2", 8, 1024, 16, 16, 64, 24, 4096, 50257),  # GPT-2 medium
-    Shape("llama", 2, 2048, 32, 8, 128, 8, 14336, 32000),  # Llama 3 8B of a quarter of its depth
-]
-TINY = [Shape("gpt2", 2, 32, 4, 4, 16, 2, 256, 101), Shape("llama", 2, 32, 4, 2, 16, 2, 128, 101)]
+LAYER_BOUND = 3e-2  # of one layer beside standard attention, which rounds scores to bf16
 
 # attn_implementation of transformers, and what serves torch's scaled_dot_product_attention meanwhile.
 ATTENTION = {
@@ -108,27 +57,21 @@ def peak_bytes(run, device, before=0):
 
 def in_turn(runs, seconds, device):
     """Name -> median seconds of a run and the spread of its windows, slowest / fastest."""
-    times = {name: [] for name in runs}
-    for round_idx in range(-1, ROUNDS):
-        for name, run in runs.items():
-            took = window(run, seconds if round_idx >= 0 else seconds / 5, device)
-            if round_idx >= 0:
-                times[name].append(took)
+    failed = {}
+    times = timed_in_turn(dict(runs), failed, seconds, device)
+    if failed:
+        raise RuntimeError(f"not measured: {failed}")
     return {name: (statistics.median(taken), max(taken) / min(taken)) for name, taken in times.items()}
 
 
 def model_steps(shape, seconds, device):
     """A row for each way of attention."""
-    torch.manual_seed(1)
-    with torch.device(device):
-        model = shape.model().to(torch.bfloat16).train()
-    tokens = torch.randint(0, shape.vocabulary, (shape.batch, shape.seqlen), device=device)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=device == "cuda")
+    training = TrainingStep(shape, device)
 
     @contextlib.contextmanager
     def attention_by(name):
         implementation, scope = ATTENTION[name]
-        model.set_attn_implementation(implementation)
+        training.model.set_attn_implementation(implementation)
         with scope():
             yield
             if name == "tessella":
@@ -136,27 +79,20 @@ def model_steps(shape, seconds, device):
                 if not report.served or report.refused:
                     raise RuntimeError(f"calls that were not ours: {report}")
 
-    def forward_and_backward():
-        loss = model(tokens, labels=tokens).loss
-        loss.backward()
-        return loss.detach()
-
     def step(name):
         def run():
             with attention_by(name):
-                forward_and_backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+                training.forward_and_backward()
+            training.update()
 
         return run
 
     observed = {}
     for name in ATTENTION:
         with attention_by(name):
-            loss = float(forward_and_backward())
-        gradient = next(p.grad for p in model.parameters() if p.dim() == 2).double()
-        optimizer.zero_grad(set_to_none=True)
-        observed[name] = loss, gradient
+            loss = float(training.forward_and_backward())
+        observed[name] = loss, next(iter(training.gradients().values())).double()
+        training.optimizer.zero_grad(set_to_none=True)
     eager = observed["eager"][1]
     differences = {name: float((gradient - eager).norm() / eager.norm()) for name, (_, gradient) in observed.items()}
     for name, difference in differences.items():

@@ -194,7 +194,12 @@ def beside(record: Record, others: Sequence[str] = ("sdpa.flash", "sdpa.cudnn"))
 
 def work(record: Record) -> str:
     """What all its configurations compute; records of old have no word for it."""
-    known = {"backward": "backward", "both": "forward and backward", "step": "decoding step"}
+    known = {
+        "backward": "backward",
+        "both": "forward and backward",
+        "step": "decoding step",
+        "models": "models of transformers",
+    }
     return known.get(record.get("work", ""), "forward")
 
 
