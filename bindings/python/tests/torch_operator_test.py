@@ -239,7 +239,7 @@ def test_workspace_comes_from_torchs_allocator(monkeypatch):
     assert allocator.alloc(2000, 64, None, None) is None  # which C reports as out of memory
     allocator.free(4096, 100, 7, allocator.user)
     assert asked == [(100, 3, 7), (100, 0, 0), (2000, 0, 0), 4096]
-    options = _tensor._ready(3, 0, window_right=0).struct
+    options = _tensor.options_of_c(3, 0, window_right=0).struct
     assert options.allocator.contents.user == 3 and options.num_threads == 0
 
 

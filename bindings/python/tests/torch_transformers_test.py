@@ -438,6 +438,14 @@ def test_compiled_steps_of_a_static_cache():
     assert (got == expected).all()
 
 
+def test_the_mask_of_a_step_stays_where_a_static_cache_counts_on():
+    length = torch.tensor(5)
+    mask = attention_mask(2, 1, 9, q_offset=length, allow_is_causal_skip=False)
+    length += 1  # as a layer does that has its keys
+    assert mask.options()["seqlens_kv"].tolist() == [6, 6]
+    assert mask.dense().sum(-1).flatten().tolist() == [6, 6]
+
+
 def test_output_attentions_gives_none():
     model, x = llama().eval(), tokens()
     model.set_attn_implementation(NAME)

@@ -50,6 +50,11 @@ def require_one_device(function: str | None, arguments: Mapping[str, Any]) -> No
             raise InvalidArgument(said if function is None else f"{function}: {said}")
 
 
+def field_of(name: str) -> str:
+    """The field of tessella_forward_args that a tensor given by keyword is."""
+    return _ARRAYS[name]
+
+
 # Keys of tensors whose memory is no array of strides.
 _OTHER_KEYS = (
     "AutogradNestedTensor",
@@ -214,7 +219,7 @@ class _Ready:
                     self.struct.scale_f64 = value
 
 
-_ready = functools.lru_cache(maxsize=256)(_Ready)
+options_of_c = functools.lru_cache(maxsize=256)(_Ready)
 
 
 class TensorCall(Call):
@@ -233,9 +238,9 @@ class TensorCall(Call):
         device_idx = q.get_device()
         if device_idx >= 0:
             self.stream = current_stream(device_idx)
-            ready = _ready(device_idx, 0, **scalars)
+            ready = options_of_c(device_idx, 0, **scalars)
         else:
-            ready = _ready(device_idx, torch.get_num_threads(), **scalars)
+            ready = options_of_c(device_idx, torch.get_num_threads(), **scalars)
         self.options, self.options_ref = ready.struct, ready.ref
         self.is_swapped = ready.is_swapped
         self.read_operands(q, k, v)

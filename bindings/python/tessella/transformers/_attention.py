@@ -11,9 +11,11 @@ from transformers.utils import logging  # type: ignore[import-not-found, unused-
 from ..torch import _operator
 from ..torch._attention import operator_arguments
 from ..torch._autograd import call
+from ..torch._prepared import Prepared, rows_first
 from ..torch._seed import drawn
 from ._mask import MaskTensor, scores
 
+_is_any_autocast_enabled: Any = torch._C._is_any_autocast_enabled
 _logger = logging.get_logger(__name__)
 
 
@@ -58,44 +60,37 @@ def attention_forward(
     if batch_q != batch:  # queries that are learned are those of every sequence
         batch = max(batch, batch_q)
         query, key, value = (tensor.expand(batch, -1, -1, -1) for tensor in (query, key, value))
-    device = query.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    if _is_any_autocast_enabled() and torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-
-    arrays = {}
+    more: dict[str, Any] = {}
     if attention_mask is None:
-        named = _named(scaling, softcap, "causal" if is_masked else None)
+        prepared = _prepared(scaling, softcap, "causal" if is_masked else None)
     elif isinstance(attention_mask, MaskTensor) and attention_mask.sizes == (batch, seqlen_q, seqlen_kv):
-        named = attention_mask.named(scaling, softcap)
+        prepared = attention_mask.prepared(scaling, softcap)
     else:
         if isinstance(
             attention_mask, MaskTensor
         ):  # made for other tensors: that it fits them is for the operator to say
             attention_mask = attention_mask.dense()
-        named = _named(scaling, softcap, None)
+        prepared = _prepared(scaling, softcap, None)
         if attention_mask.dtype == torch.bool:
-            arrays["dense_mask"] = attention_mask
+            more["dense_mask"] = attention_mask
         else:
             position_bias = attention_mask if position_bias is None else position_bias + attention_mask
     if position_bias is not None:
-        arrays["bias"] = position_bias if position_bias.dtype == query.dtype else position_bias.float()
+        more["bias"] = position_bias if position_bias.dtype == query.dtype else position_bias.float()
     if s_aux is not None:
-        arrays["sink"] = s_aux.float()
+        more["sink"] = s_aux.float()
     if dropout:
-        named = {**named, "dropout": float(dropout)}
-        arrays["seed_tensor"] = drawn(q)
-    if arrays:
-        named = {**named, **arrays}
-    if "cu_seqlens_q" in named:
-        out = call(_operator.attention, (q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)), named)
-        return out.unflatten(0, q.shape[:2]), None
-    return call(_operator.attention, (q, k, v), named), None
+        more |= {"dropout": float(dropout), "seed_tensor": drawn(query)}
+    if "cu_seqlens_q" in prepared.named:
+        q, k, v = (rows_first(tensor).flatten(0, 1) for tensor in (query, key, value))
+        out = call(_operator.attention, (q, k, v), {**prepared.named, **more})
+        return out.unflatten(0, (batch, seqlen_q)), None
+    return prepared(query, key, value, more or None), None
 
 
 @functools.lru_cache(maxsize=256)
-def _named(scaling: float | None, softcap: float | None, mask: str | None) -> dict[str, Any]:
-    return operator_arguments(scores(scaling, softcap) | ({} if mask is None else {"mask": mask}))
+def _prepared(scaling: float | None, softcap: float | None, mask: str | None) -> Prepared:
+    return Prepared(operator_arguments(scores(scaling, softcap) | ({} if mask is None else {"mask": mask})))

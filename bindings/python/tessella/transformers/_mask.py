@@ -12,6 +12,7 @@ from transformers.utils.import_utils import is_tracing  # type: ignore[import-no
 
 from .._mask import dense
 from ..torch._attention import operator_arguments
+from ..torch._prepared import Prepared
 from ._options import Sizes, options_of, padding_of
 from ._pattern import pattern_of
 
@@ -30,7 +31,7 @@ class MaskTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
 
     sizes: tuple[int, int, int]  # batch, seqlen_q, seqlen_kv, as shape has them
     _options: dict[str, Any] | None
-    _named: dict[tuple[float | None, float | None], dict[str, Any]]
+    _prepared: dict[tuple[float | None, float | None], Prepared]
     _make: Callable[[], torch.Tensor]
     _made: torch.Tensor | None
 
@@ -44,7 +45,7 @@ class MaskTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
         shape = (sizes[0], 1, *sizes[1:])
         mask: MaskTensor = torch.Tensor._make_wrapper_subclass(MaskTensor, shape, dtype=torch.bool, device=device)
         mask.sizes = sizes
-        mask._options, mask._named, mask._make, mask._made = options, {}, make, None
+        mask._options, mask._prepared, mask._make, mask._made = options, {}, make, None
         return mask
 
     @classmethod
@@ -53,7 +54,7 @@ class MaskTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
             if not isinstance(value, MaskTensor):
                 return value
             if function._schema.is_mutable:  # it may be this tensor that is written
-                value._options, value._named = None, {}
+                value._options, value._prepared = None, {}
             return value.dense()
 
         args, kwargs = _pytree.tree_map(opened, (args, kwargs or {}))
@@ -72,13 +73,13 @@ class MaskTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
         """Options of tessella.torch.attention that say the mask."""
         return {"mask": dense(self.dense())} if self._options is None else self._options
 
-    def named(self, scale: float | None, softcap: float | None) -> dict[str, Any]:
-        """Arguments of the operator; layers that share a mask mostly share these too."""
-        named = self._named.get((scale, softcap))
-        if named is None:
-            named = operator_arguments({**self.options(), **scores(scale, softcap)})
-            self._named[scale, softcap] = named
-        return named
+    def prepared(self, scale: float | None, softcap: float | None) -> Prepared:
+        """Attention with this mask; layers that share it mostly share this too."""
+        prepared = self._prepared.get((scale, softcap))
+        if prepared is None:
+            prepared = Prepared(operator_arguments({**self.options(), **scores(scale, softcap)}))
+            self._prepared[scale, softcap] = prepared
+        return prepared
 
 
 def attention_mask(
@@ -113,21 +114,22 @@ def attention_mask(
         device=device,
         **others,
     )
+    device = torch.device(device)
     # On a GPU `generate` compiles steps with a static cache, whose masks are made before and are inputs there.
     is_step_of_static_cache = isinstance(q_offset, torch.Tensor) and q_length == 1
-    is_traced = is_tracing(attention_mask)  # or captured: nothing is read
-    if is_traced or (is_step_of_static_cache and torch.device(device).type != "cpu"):
+    if (is_step_of_static_cache and device.type != "cpu") or _is_traced(attention_mask, device):
         return sdpa_mask(
             **call,
             allow_is_causal_skip=allow_is_causal_skip,
             allow_is_bidirectional_skip=allow_is_bidirectional_skip,
         )
+    q_offset = call["q_offset"] = int(q_offset)  # a static cache counts on in its tensor
     pattern = pattern_of(mask_function)
-    sizes = Sizes(batch_size, q_length, kv_length, int(q_offset) - kv_offset, kv_offset)
+    sizes = Sizes(batch_size, q_length, kv_length, q_offset - kv_offset, kv_offset)
     padding = None if pattern is None else padding_of(attention_mask, sizes)
     options = None
     if pattern is not None and padding is not None:
-        options = options_of(pattern, padding, sizes, torch.device(device))
+        options = options_of(pattern, padding, sizes, device)
 
     def make() -> torch.Tensor:
         return sdpa_mask(**call, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
@@ -138,3 +140,11 @@ def attention_mask(
     if (allow_is_causal_skip and is_plain) or (allow_is_bidirectional_skip and not options):
         return None
     return MaskTensor.of(options, make, (batch_size, q_length, kv_length), device)
+
+
+def _is_traced(attention_mask: torch.Tensor | None, device: torch.device) -> bool:
+    """Whether a graph is made or captured, for which nothing is read."""
+    if device.type == "cpu" and type(attention_mask) in (torch.Tensor, type(None)):
+        # Of what transformers asks, what may be so here: its questions to CUDA take longer than the mask of a step.
+        return bool(torch.compiler.is_compiling() or torch.jit.is_tracing())
+    return bool(is_tracing(attention_mask))

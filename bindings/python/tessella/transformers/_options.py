@@ -110,8 +110,10 @@ def _lengths(start: Count, end: Count | None, sizes: Sizes, device: torch.device
     found = {}
     if not _is(start, 0):
         found["leftpad_kv"] = start.to(torch.int32)
-    if end is not None:
-        found["seqlens_kv"] = torch.as_tensor(end, device=device).to(torch.int32).expand(sizes.batch).contiguous()
+    if isinstance(end, torch.Tensor):
+        found["seqlens_kv"] = end.to(torch.int32).expand(sizes.batch).contiguous()
+    elif end is not None:
+        found["seqlens_kv"] = torch.full((sizes.batch,), end, dtype=torch.int32, device=device)
     return found
 
 
