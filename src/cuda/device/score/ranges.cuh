@@ -36,17 +36,15 @@ __device__ __forceinline__ void hide_by_key_ranges(const portable::KeyRanges& ra
                                                    int32_t batch_idx, int32_t head_idx, int32_t i, int32_t first_kv,
                                                    int lane, uint32_t& visible) {
   const int32_t* of_row = ranges.data + ranges.row(s, batch_idx, head_idx, i);
-  const auto below = [&](int32_t slot) {
-    return columns_below<TileKv>(max(slot, 0) - s.slot_kv - first_kv, lane);
-  };
+  const auto below = [&](int32_t slot) { return columns_below<TileKv>(max(slot, 0) - s.slot_kv - first_kv, lane); };
   uint32_t columns = 0;
 #pragma unroll 1
   for (int32_t n = 0; n < ranges.count; ++n) columns |= below(of_row[2 * n + 1]) & ~below(of_row[2 * n]);
   visible &= columns;
 }
 
-// Clears from `visible` the columns that query ranges hide from rows lane / 4 and lane / 4 + 8 of a warp's 16, the first
-// of which is query first_q. A whole warp calls it: a lane finds the rows that see its key.
+// Clears from `visible` the columns that query ranges hide from rows lane / 4 and lane / 4 + 8 of a warp's 16, the
+// first of which is query first_q. A whole warp calls it: a lane finds the rows that see its key.
 template <int TileKv>
 __device__ __forceinline__ void hide_by_query_ranges(const portable::QueryRanges& ranges, const Sequence& s,
                                                      int32_t batch_idx, int32_t head_idx, int32_t first_q,

@@ -90,13 +90,15 @@ portable::ScoreGradientParams bias_gradient(const AttentionArguments& p) {
 
 // KV heads whose key tiles run at the same time. At least as many as fill the GPU with one key tile of each head, so
 // that blocks that start together seldom wait for each other. More, until q, d_out and dQ's sums fill half of the L2
-// cache, because blocks of a head that start at different times wait less.
+// cache, because blocks of a head that start at different times wait less. Under element masks the key tiles that most
+// queries see may hold up all others of their head: then as many as run eight key tiles of each head at a time.
 int64_t section_heads(const AttentionShape& p, int64_t kv_tiles, const Concurrency& at_once) {
   const int64_t heads = std::max<int64_t>(p.batch * p.heads_kv, 1);
   const int64_t row_bytes = (p.head_dim_qk + p.head_dim_v) * core::size_bytes(p.dtype()) + 4 * p.head_dim_qk;
   const int64_t bytes = std::max<int64_t>(p.seqlen_q * p.group() * row_bytes, 1);
-  const int64_t wanted =
-      std::max({ceil_div(at_once.blocks, std::max<int64_t>(kv_tiles, 1)), at_once.l2_bytes / 2 / bytes, int64_t{1}});
+  const int64_t of_masks = p.features.has_any(core::kElementMasks) ? at_once.blocks / 8 : 1;
+  const int64_t wanted = std::max(
+      {ceil_div(at_once.blocks, std::max<int64_t>(kv_tiles, 1)), at_once.l2_bytes / 2 / bytes, of_masks, int64_t{1}});
   return std::min(wanted, heads);
 }
 
