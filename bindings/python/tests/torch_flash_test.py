@@ -48,6 +48,8 @@ def test_activated_and_restored():
 def test_schema(device, kernel):
     """A kernel takes what the operator has: the same names in the same order, keywords as keywords, and defaults. An
     older torch lacks some of the keywords that stand last."""
+    if not hasattr(torch.ops.aten, kernel.__name__):
+        pytest.skip("this torch has no such operator")
     arguments = getattr(torch.ops.aten, kernel.__name__).default._schema.arguments
     parameters = list(inspect.signature(kernel).parameters.values())
     if kernel is torch_flash._flash_attention_forward_no_dropout_inplace:  # that of the next one behind out
@@ -243,7 +245,9 @@ def test_values_of_another_width():
     q, k, v = (tensor.detach().transpose(1, 2) for tensor in inputs())
     call = (None, None, 9, 9, 0.0, True, False)
     got = torch_flash._flash_attention_forward(q, k, v[..., :8], *call)
-    as_expected(got, meta(torch.ops.aten._flash_attention_forward, q, k, v[..., :8], *call))
+    expected = meta(torch.ops.aten._flash_attention_forward, q, k, v[..., :8], *call)
+    if expected[0].shape[-1] == 8:  # an older torch takes q's
+        as_expected(got, expected)
     assert torch.allclose(got[0], torch_flash._flash_attention_forward(q, k, v, *call)[0][..., :8], atol=1e-6)
 
 
