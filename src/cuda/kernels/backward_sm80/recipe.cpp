@@ -90,15 +90,19 @@ portable::ScoreGradientParams bias_gradient(const AttentionArguments& p) {
 
 // KV heads whose key tiles run at the same time. At least as many as fill the GPU with one key tile of each head, so
 // that blocks that start together seldom wait for each other. More, until q, d_out and dQ's sums fill half of the L2
-// cache, because blocks of a head that start at different times wait less. Under element masks the key tiles that most
-// queries see may hold up all others of their head: then as many as run eight key tiles of each head at a time.
-int64_t section_heads(const AttentionShape& p, int64_t kv_tiles, const Concurrency& at_once) {
+// cache, because blocks of a head that start at different times wait less. More still where later key tiles meet fewer
+// queries and key tiles take turns at dQ: few of a head then run side by side, 16, or 8 under element masks, where all
+// may wait for those that most queries see. (Measurements: docs/lab/backward_sm90.md.)
+int64_t section_heads(const AttentionShape& p, const BackwardSm80Config& c, int64_t kv_tiles,
+                      const Concurrency& at_once) {
   const int64_t heads = std::max<int64_t>(p.batch * p.heads_kv, 1);
   const int64_t row_bytes = (p.head_dim_qk + p.head_dim_v) * core::size_bytes(p.dtype()) + 4 * p.head_dim_qk;
   const int64_t bytes = std::max<int64_t>(p.seqlen_q * p.group() * row_bytes, 1);
-  const int64_t of_masks = p.features.has_any(core::kElementMasks) ? at_once.blocks / 8 : 1;
+  const bool takes_turns = c.slope_tile_q == 0;  // else dQ has a kernel of its own
+  const int64_t side_by_side = p.features.has_any(core::kElementMasks) ? 8 : 16;
+  const int64_t of_turns = takes_turns && p.rows_grow ? at_once.blocks / side_by_side : 1;
   const int64_t wanted = std::max(
-      {ceil_div(at_once.blocks, std::max<int64_t>(kv_tiles, 1)), at_once.l2_bytes / 2 / bytes, of_masks, int64_t{1}});
+      {ceil_div(at_once.blocks, std::max<int64_t>(kv_tiles, 1)), at_once.l2_bytes / 2 / bytes, of_turns, int64_t{1}});
   return std::min(wanted, heads);
 }
 
@@ -135,7 +139,7 @@ BackwardParams backward_params(const AttentionArguments& p, const BackwardSm80Co
   params.tiles_of_head = narrow(tiles_of_head(p, c));
   params.kv_tiles = narrow(ceil_div(p.seqlen_kv, c.tile_kv));
   params.slope_tiles = narrow(slope_tiles(p, c));
-  params.section_heads = narrow(section_heads(p, params.kv_tiles, at_once));
+  params.section_heads = narrow(section_heads(p, c, params.kv_tiles, at_once));
   params.heads_kv = narrow(p.heads_kv);
   params.rows_are_aligned =
       rows_are_aligned(p.out(), p.head_dim_v) && rows_are_aligned(p.tensors[Name::d_out], p.head_dim_v) ? 1 : 0;
