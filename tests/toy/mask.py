@@ -47,6 +47,7 @@ names = ["every"]
 kind = "tensor"
 shape = "(batch)"
 dtypes = "i32"
+cached = "not"
 help = "sequence b sees the rows of its keys that are multiples of every[b]"
 
 """
