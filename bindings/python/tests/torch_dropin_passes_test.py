@@ -4,19 +4,27 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tessella import Unsupported  # noqa: E402
 from tessella.dropin.flash_attn_3 import flash_attn_interface as interface  # noqa: E402
+
+
+def with_gaps(tensor):
+    """The same values, whose last axis has a stride."""
+    return torch.stack((tensor, tensor), -1)[..., 0].detach()
 
 
 def compare(call, forward, backward, qkv, scale):
     """out, softmax_lse and the three gradients of both ways."""
     out, lse = call(*qkv)
-    made = forward(*qkv, softmax_scale=scale)
+    with torch.no_grad():
+        made = forward(*(with_gaps(tensor) for tensor in qkv), softmax_scale=scale)
     torch.testing.assert_close(made[0], out)
     torch.testing.assert_close(made[1], lse)
     assert [tensor.numel() for tensor in made[2:]] == [0, 0]
     into = {name: torch.empty_like(tensor) for name, tensor in zip(("dq", "dk", "dv"), qkv)}
     d_out = torch.randn_like(out)
-    sums = backward(d_out, *qkv, *made[:2], **into, softmax_scale=scale)
+    rows = (with_gaps(tensor) for tensor in (d_out, *qkv, made[0]))
+    sums = backward(*rows, made[1], **into, softmax_scale=scale)
     expected = (d_out.float() * out.float()).sum(-1).transpose(-1, -2)
     torch.testing.assert_close(sums[..., : expected.shape[-1]], expected)
     for got, want in zip(into.values(), torch.autograd.grad(out, qkv, d_out)):
@@ -49,3 +57,8 @@ def test_of_flash_attention_3_packed(device):
         qkv,
         None,
     )
+
+
+def test_forward_alone_has_no_gradients(qkv):
+    with pytest.raises(Unsupported, match="_flash_attn_forward: has no gradients"):
+        interface._flash_attn_forward(*(tensor.requires_grad_() for tensor in qkv))

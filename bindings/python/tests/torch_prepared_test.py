@@ -1,6 +1,6 @@
 """Prepared attention: the operator's results, straight from C or, where something watches, by the operator."""
 
-import threading
+import concurrent.futures
 
 import pytest
 
@@ -90,11 +90,8 @@ def test_calls_of_several_threads(prepared):
         wanted = expected(q, k, v)
         wrong.extend(size for _ in range(200) if not torch.equal(prepared(q, k, v), wanted))
 
-    threads = [threading.Thread(target=work, args=(size,)) for size in sizes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(len(sizes)) as threads:
+        list(threads.map(work, sizes))  # raises what a thread raised
     assert not wrong
 
 

@@ -63,8 +63,19 @@ class _ForwardOnly(torch.autograd.Function):  # type: ignore[misc, unused-ignore
         raise Unsupported(f"backward: {ctx.reason}")
 
 
+def with_dense_rows(tensor: Any) -> Any:
+    """The tensor, copied where its last axis has a stride."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
 def attend(q: Any, k: Any, v: Any, return_lse: bool, options: dict[str, Any]) -> Any:
-    """tessella.torch.attention, which in grad mode runs forward where there are no gradients, as theirs does."""
+    """tessella.torch.attention, which in grad mode runs forward where there are no gradients, as theirs does.
+
+    Rows with gaps are copied first, as theirs are, but for keys in pages or slots.
+    """
+    q = with_dense_rows(q)
+    if not {"page_table", "cache_batch_idx"} & options.keys():
+        k, v = with_dense_rows(k), with_dense_rows(v)
     if return_lse:
         options["return_lse"] = True
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -99,10 +110,10 @@ def gradients(
     options: dict[str, Any],
 ) -> list[Any]:
     """dq, dk, dv, made where they are not given, and the sum of dout times out of each row, (..., heads, rows)."""
-    q, k, v = inputs
+    q, k, v = (with_dense_rows(tensor) for tensor in inputs)
     made = [torch.empty_like(tensor) if to is None else to for tensor, to in zip(inputs, into)]
-    out, lse = outputs
-    dout = dout if dout.stride(-1) == 1 else dout.contiguous()
+    out, lse = with_dense_rows(outputs[0]), outputs[1]
+    dout = with_dense_rows(dout)
     dq, dk, dv = made
     attention_backward(q, k, v, out, lse, dout, dq=dq, dk=dk, dv=dv, **options)
     return [*made, (dout.float() * out.float()).sum(-1).transpose(-1, -2)]

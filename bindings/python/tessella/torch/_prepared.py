@@ -42,7 +42,8 @@ class Prepared:
     """Attention with the same options in each call; of (batch, heads, seqlen, head_dim) it makes rows before heads."""
 
     def __init__(self, named: dict[str, Any]) -> None:
-        """named: of operator_arguments, without out_dtype; its tensors are dense and need no gradient."""
+        """named: of operator_arguments, without out_dtype, kv_dtype and v_transposed; its tensors are dense and need no
+        gradient."""
         self.named = named
         self._free: list[_Structs] = []  # of calls that have ended
 
@@ -60,6 +61,8 @@ class Prepared:
             and not (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
             and not (_num_dispatch_modes() or _num_function_modes() or _are_transforms_active())
             and not (_profiler._is_profiler_enabled or _forward_ad._current_level >= 0 or _tracer())
+            and q.numel() * k.shape[2] < SHORT  # a longer one may be interrupted by signals
+            and q.dtype.itemsize > 1  # out of float8 is not of q's dtype
         ):
             try:
                 structs = self._free.pop()
@@ -111,9 +114,7 @@ class _Structs:
     def read(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, signature: tuple[Any, ...]
     ) -> torch.Tensor | None:
-        """Views the inputs and makes out; None where C would refuse them, or signals are to interrupt the call."""
-        if q.numel() * k.shape[2] >= SHORT or q.dtype.itemsize == 1:  # out of float8 is not of q's dtype
-            return None
+        """Views the inputs and makes out; None where C would refuse them."""
         batch, heads, seqlen, _ = q.shape
         self.out_shape = (batch, seqlen, heads, v.shape[-1])
         try:

@@ -1,5 +1,5 @@
-// Masks that are not an interval of keys, tested element by element, and the tile map that avoids the test in most
-// tiles (kernels/classify/classify.cuh makes it).
+// Masks that are not an interval of keys, tested in words or element by element, and the tile map that avoids the test
+// in most tiles (kernels/classify/classify.cuh makes it).
 #pragma once
 
 #include "cuda/device/ptx/order.cuh"
@@ -136,6 +136,7 @@ class ElementRows {
     if (column(j + kKeysAtOnce - 1) == first) return row[first * map.kv_stride] != 0 ? kAllAtOnce : 0;
     return each_key(j, [&](int32_t key) { return row[column(key) * map.kv_stride] != 0; });
   }
+
   const portable::MasksParams& masks_;
   const portable::ArraysParams& arrays_;
   const Sequence& s_;
@@ -234,7 +235,7 @@ __device__ __forceinline__ void hide_own_columns(const portable::MasksParams& ma
   hide_by_ranges<C, TileKv>(masks.elements, s, batch_idx, head_idx, first_q, first_kv, lane, visible);
   constexpr ScoreConfig kRest = without_ranges(C);
   if constexpr (num_masks(kRest) > 0) {
-    constexpr int kColumnsAtOnce = num_masks(C) > 1 ? 2 : 8;  // whose loads wait side by side: registers
+    constexpr int kColumnsAtOnce = num_masks(kRest) > 1 ? 2 : 8;  // whose loads wait side by side: registers
     const auto sees = [&](int row, int32_t key) {
       return is_visible<kRest>(masks, arrays, s, batch_idx, head_idx, min(first_q + row, s.len_q - 1),
                                min(key, s.len_kv - 1));

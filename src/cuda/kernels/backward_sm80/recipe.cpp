@@ -92,14 +92,14 @@ portable::ScoreGradientParams bias_gradient(const AttentionArguments& p) {
 // that blocks that start together seldom wait for each other. More, until q, d_out and dQ's sums fill half of the L2
 // cache, because blocks of a head that start at different times wait less. More still where later key tiles meet fewer
 // queries and key tiles take turns at dQ: few of a head then run side by side, 16, or 8 under element masks, where all
-// may wait for those that most queries see. (Measurements: docs/lab/backward_sm90.md.)
+// may wait for those that most queries see. (Measured on an H200: docs/lab/backward_sm90.md.)
 int64_t section_heads(const AttentionShape& p, const BackwardSm80Config& c, int64_t kv_tiles,
                       const Concurrency& at_once) {
   const int64_t heads = std::max<int64_t>(p.batch * p.heads_kv, 1);
   const int64_t row_bytes = (p.head_dim_qk + p.head_dim_v) * core::size_bytes(p.dtype()) + 4 * p.head_dim_qk;
   const int64_t bytes = std::max<int64_t>(p.seqlen_q * p.group() * row_bytes, 1);
-  const bool takes_turns = c.slope_tile_q == 0;  // else dQ has a kernel of its own
-  const int64_t side_by_side = p.features.has_any(core::kElementMasks) ? 8 : 16;
+  const bool takes_turns = c.in_order && c.slope_tile_q == 0;  // else dQ has a kernel of its own
+  const int64_t side_by_side = p.features.has_any(core::kElementMasks | core::Feature::mask_mod) ? 8 : 16;
   const int64_t of_turns = takes_turns && p.rows_grow ? at_once.blocks / side_by_side : 1;
   const int64_t wanted = std::max(
       {ceil_div(at_once.blocks, std::max<int64_t>(kv_tiles, 1)), at_once.l2_bytes / 2 / bytes, of_turns, int64_t{1}});

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch  # type: ignore[import-not-found, unused-ignore]
+
+from ..._errors import Unsupported
 from . import _C as flash_attn_3_gpu
 
 _by_position: Any = flash_attn_3_gpu  # whose arguments are given by tuples
@@ -45,7 +48,12 @@ def _flash_attn_forward(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
 ) -> tuple[Any, Any, Any, Any]:
-    """out, softmax_lse, and two empty tensors; without gradients."""
+    """out, softmax_lse, and two empty tensors.
+
+    Raises Unsupported in grad mode where q, k or v requires a gradient: call flash_attn_func for those, which has them.
+    """
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise Unsupported("_flash_attn_forward: has no gradients of its own, expected no grad mode or flash_attn_func")
     tensors: Any = (q, k, v, k_new, v_new, qv, out_, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new)
     lengths: Any = (seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, page_table, kv_batch_idx, leftpad_k)
     factors: Any = (rotary_cos, rotary_sin, seqlens_rotary, q_descale, k_descale, v_descale)
