@@ -13,7 +13,12 @@ soname=$(objdump -p "$library" | awk '$1 == "SONAME" {print $2}')
 install -m 755 -s "$library" "$folder/$soname"
 ln -sf "$soname" "$folder/libtessella.so"
 operators=$(dirname "$library")/libtessella_torch.so
-[[ ! -f $operators ]] || install -m 755 -s "$operators" "$folder"
+if [[ -f $operators ]]; then
+  install -m 755 -s "$operators" "$folder"
+else
+  rm -f "$folder/libtessella_torch.so"
+  echo "note: without libtessella_torch.so torch's operators run in Python, which takes the host far longer" >&2
+fi
 programs=$(find "$build" -path '*CMakeFiles*' -prune -o -type f -perm -u+x -print |
   while read -r file; do case $(file -b "$file") in *ELF*executable*|*ELF*interpreter*) echo "$file" ;; esac; done)
 if [[ $wanted != *[a-z]* ]]; then wanted=; fi

@@ -20,11 +20,17 @@ GROUPED = {**SHAPE, "num_key_value_heads": 2, "intermediate_size": 96, "head_dim
 LAYERS = ["sliding_attention", "full_attention"]
 
 
+def needs_5_24():
+    """Skips what older versions cannot do with any attention, or do otherwise."""
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 24):
+        pytest.skip(f"transformers is {transformers.__version__}, expected 5.24")
+
+
 @pytest.fixture(autouse=True)
 def version(record_property):
     """What the report of a test names."""
     record_property("transformers", transformers.__version__)
-    record_property("torch", torch.__version__)
+    record_property("torch", str(torch.__version__))
     torch.manual_seed(3)
 
 
@@ -98,8 +104,8 @@ MODELS = [*DECODERS, bert, modern_bert]
 LENGTH = 13
 
 
-def tokens(batch=2):
-    return torch.randint(3, 97, (batch, LENGTH))
+def tokens(device="cpu", batch=2):
+    return torch.randint(3, 97, (batch, LENGTH), device=device)
 
 
 def labels_of(x, mask):
@@ -139,12 +145,16 @@ PADDINGS = {
 }
 
 
+def padded(padding, device="cpu"):
+    """What models take as attention_mask."""
+    given = PADDINGS[padding]
+    return None if given is None else torch.tensor(given, device=device)
+
+
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-def test_logits(make, padding, seen):
-    model, given = make().eval(), PADDINGS[padding]
-    mask = None if given is None else torch.tensor(given)
-    x = tokens()
+def test_logits(make, padding, seen, device):
+    model, mask, x = make().eval().to(device), padded(padding, device), tokens(device)
     with torch.no_grad():
         got, expected = of_both(model, lambda: model(x, attention_mask=mask).logits)
     real = torch.ones_like(x) if mask is None else mask
@@ -153,8 +163,8 @@ def test_logits(make, padding, seen):
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-def test_bfloat16(make):
-    model, x = make().eval().bfloat16(), tokens()
+def test_bfloat16(make, device):
+    model, x = make().eval().bfloat16().to(device), tokens(device)
     with torch.no_grad():
         got, expected = of_both(model, lambda: model(x).logits.float())
     assert (got - expected).abs().max() < 0.05
@@ -162,9 +172,8 @@ def test_bfloat16(make):
 
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-def test_loss_and_gradients(make, padding):
-    model, given, x = make().train(), PADDINGS[padding], tokens()
-    mask = None if given is None else torch.tensor(given)
+def test_loss_and_gradients(make, padding, device):
+    model, mask, x = make().train().to(device), padded(padding, device), tokens(device)
     labels = x if mask is None else labels_of(x, mask)
 
     def step():
@@ -180,10 +189,13 @@ def test_loss_and_gradients(make, padding):
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize("make", DECODERS, ids=lambda make: make.__name__)
-def test_generate(make, padding, cache, seen):
-    model, given, x = make().eval(), PADDINGS[padding], tokens()
-    mask = torch.ones_like(x) if given is None else torch.tensor(given)
+def test_generate(make, padding, cache, seen, device):
+    if make is llama4 and cache == "static":
+        needs_5_24()
+    model, mask, x = make().eval().to(device), padded(padding, device), tokens(device)
+    mask = torch.ones_like(x) if mask is None else mask
     more = {"max_new_tokens": 9, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    more["disable_compile"] = True  # on a GPU generate() compiles steps of a static cache
 
     def generated():
         out = model.generate(x, attention_mask=mask, cache_implementation=cache, **more)
@@ -191,15 +203,17 @@ def test_generate(make, padding, cache, seen):
 
     got, expected = of_both(model, generated)
     assert (got[0] == expected[0]).all() and (got[1] - expected[1]).abs().max() < 2e-5
-    assert "dense" not in seen
+    assert (device, cache) == ("cuda", "static") or "dense" not in seen
 
 
 @pytest.mark.parametrize("make", [llama, gemma3, llama4], ids=lambda make: make.__name__)
-def test_packed_sequences(make, seen):
+def test_packed_sequences(make, seen, device):
     """Documents in a row, by positions that start again: each gives what it gives alone."""
-    model, x = make().eval(), tokens()
+    if make is llama4:
+        needs_5_24()
+    model, x = make().eval().to(device), tokens(device)
     lengths = [6, 1, LENGTH - 7]
-    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    positions = torch.cat([torch.arange(length, device=device) for length in lengths])[None]
     with torch.no_grad():
         got, expected = of_both(model, lambda: model(x, position_ids=positions, use_cache=False).logits)
         alone = torch.cat([model(part, use_cache=False).logits for part in x.split(lengths, 1)], 1)
@@ -208,9 +222,9 @@ def test_packed_sequences(make, seen):
     assert "dense" not in seen
 
 
-def test_packed_sequences_in_training():
-    model, x = gemma3().train(), tokens()
-    positions = torch.tensor([*range(5), *range(LENGTH - 5)])[None]
+def test_packed_sequences_in_training(device):
+    model, x = gemma3().train().to(device), tokens(device)
+    positions = torch.tensor([[*range(5), *range(LENGTH - 5)]], device=device)
 
     def step():
         model.zero_grad()
@@ -222,13 +236,14 @@ def test_packed_sequences_in_training():
 
 
 @pytest.mark.parametrize("padding", ["none", "left"])
-def test_images_of_gemma3(padding, seen):
+def test_images_of_gemma3(padding, seen, device):
     """Tokens of an image see each other, in layers with a window and without."""
-    model, x = gemma3().eval(), tokens()
+    needs_5_24()
+    model, x = gemma3().eval().to(device), tokens(device)
     is_image = torch.zeros_like(x)
     is_image[:, 5:8] = is_image[:, 9:12] = 1
     blocks = transformers.models.gemma3.modeling_gemma3.get_block_sequence_ids_for_mask(is_image)
-    mask = None if PADDINGS[padding] is None else torch.tensor(PADDINGS[padding])
+    mask = padded(padding, device)
 
     def run():
         embeds = model.get_input_embeddings()(x)
@@ -246,10 +261,10 @@ def test_images_of_gemma3(padding, seen):
     assert all("key_ranges" in options["mask"].arrays for options in seen[:2])
 
 
-def test_continued_prompts():
+def test_continued_prompts(device):
     """A prompt in two parts: the second has keys before it."""
     for make in (llama, gemma3, gpt_oss):
-        model, x = make().eval(), tokens()
+        model, x = make().eval().to(device), tokens(device)
 
         def run(model=model, x=x):
             first = model(x[:, :7], use_cache=True)
@@ -322,6 +337,7 @@ def test_masks(function, sizes, padding):
 
 def test_all_parts_are_known():
     """Those of the installed transformers, else masks would be dense without a word."""
+    needs_5_24()
     assert len(_pattern._NAMED) == 2 and len(_pattern._CLOSURES) == 8
 
 
@@ -373,39 +389,39 @@ def test_masks_of_users():
             assert (model(x, attention_mask=mask).logits - expected).abs().max() < 2e-5
 
 
-def test_position_bias():
+def test_position_bias(device):
     config = transformers.T5Config(vocab_size=97, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4)
     config.dropout_rate = 0
-    model, x = transformers.T5ForConditionalGeneration(config).eval(), tokens()
-    mask = torch.tensor(PADDINGS["right"])
+    model, x = transformers.T5ForConditionalGeneration(config).eval().to(device), tokens(device)
+    mask = padded("right", device)
     with torch.no_grad():
         got, expected = of_both(model, lambda: model(x, attention_mask=mask, decoder_input_ids=x).logits)
     assert (got - expected).abs().max() < 2e-5
 
 
-def test_dropout_in_training():
+def test_dropout_in_training(device):
     config = transformers.LlamaConfig(**GROUPED, attention_dropout=0.5, attn_implementation=NAME)
-    model, x = transformers.LlamaForCausalLM(config), tokens()
+    model, x = transformers.LlamaForCausalLM(config).to(device), tokens(device)
     first, second = (model.train()(x).logits for _ in range(2))
     assert (first != second).any() and first.isfinite().all()
     assert (model.eval()(x).logits == model(x).logits).all()
 
 
-def test_autocast():
-    model, x = llama().eval(), tokens()
+def test_autocast(device):
+    model, x = llama().eval().to(device), tokens(device)
 
     def run():
-        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        with torch.autocast(device, torch.bfloat16), torch.no_grad():
             return model(x).logits.float()
 
     got, expected = of_both(model, run)
     assert (got - expected).abs().max() < 0.05
 
 
-def test_gradient_checkpointing():
-    model, x = gemma3().train(), tokens()
+def test_gradient_checkpointing(device):
+    model, x = gemma3().train().to(device), tokens(device)
     model.set_attn_implementation(NAME)
-    mask = torch.tensor(PADDINGS["left"])
+    mask = padded("left", device)
     gradients = []
     for is_reentrant in (None, False, True):
         model.zero_grad()
@@ -417,9 +433,9 @@ def test_gradient_checkpointing():
     assert torch.allclose(gradients[0], gradients[2], atol=1e-6)
 
 
-def test_compiled():
-    model, x = llama().eval(), tokens()
-    mask = torch.tensor(PADDINGS["left"])
+def test_compiled(device):
+    model, x = llama().eval().to(device), tokens(device)
+    mask = padded("left", device)
     model.set_attn_implementation(NAME)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
@@ -429,8 +445,8 @@ def test_compiled():
             assert (got - model(x, attention_mask=given).logits)[real].abs().max() < 2e-5
 
 
-def test_compiled_steps_of_a_static_cache():
-    model, x = llama().eval(), tokens()
+def test_compiled_steps_of_a_static_cache(device):
+    model, x = llama().eval().to(device), tokens(device)
     more = {"max_new_tokens": 5, "do_sample": False, "cache_implementation": "static", "attention_mask": x != 0}
     config = transformers.CompileConfig(backend="aot_eager", fullgraph=True, mode=None)
     config._compile_all_devices = True
@@ -478,8 +494,8 @@ def test_tensors_of_other_shapes():
         run(Module(), q, k, v, attention_mask(2, 3, 9, mask_function=masks.sliding_window_causal_mask_function(2)))
 
 
-def test_compiled_training_with_dropout():
+def test_compiled_training_with_dropout(device):
     config = transformers.LlamaConfig(**GROUPED, attention_dropout=0.5, attn_implementation=NAME)
-    model, x = transformers.LlamaForCausalLM(config).train(), tokens()
+    model, x = transformers.LlamaForCausalLM(config).train().to(device), tokens(device)
     torch.compile(model, backend="aot_eager", fullgraph=True)(x, labels=x, use_cache=False).loss.backward()
     assert model.lm_head.weight.grad.isfinite().all()

@@ -5,58 +5,12 @@
 #include <exception>
 #include <string_view>
 
+#include "on_gpu.hpp"
+
 namespace tessella::operators {
 namespace {
 
 constexpr int kMaxAxes = 8;
-
-// torch's caching allocator for workspaces: tensors of bytes, on the stream and in the graph's pool that torch is on.
-// Each lives until it is freed, which the library does before a call returns.
-struct Workspaces {
-  const Abi& abi;
-  int32_t device_index;
-  std::vector<std::pair<void*, Tensor*>> tensors = {};
-
-  static void* alloc(size_t bytes, size_t, void*, void* user) {
-    auto& self = *static_cast<Workspaces*>(user);
-    const auto size = static_cast<int64_t>(bytes);
-    const int64_t stride = 1;
-    Tensor* tensor = nullptr;
-    void* data = nullptr;
-    if (self.abi.empty_strided(1, &size, &stride, self.abi.dtypes[TESSELLA_U8], self.abi.cuda, self.device_index,
-                               &tensor) != 0) {
-      return nullptr;  // out_of_memory
-    }
-    self.abi.get_data_ptr(tensor, &data);
-    self.tensors.emplace_back(data, tensor);
-    return data;
-  }
-
-  static void free(void* data, size_t, void*, void* user) {
-    auto& self = *static_cast<Workspaces*>(user);
-    for (auto& [of_tensor, tensor] : self.tensors) {
-      if (of_tensor == data) {
-        self.abi.delete_tensor(tensor);
-        of_tensor = nullptr;
-      }
-    }
-  }
-};
-
-// The device is current as long as this lives.
-class OnDevice {
- public:
-  OnDevice(const Abi& abi, int32_t device_index) : abi_(abi) {
-    check(abi.create_cuda_guard(device_index, &guard_), "change the device");
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  ~OnDevice() { abi_.delete_cuda_guard(guard_); }
-
- private:
-  const Abi& abi_;
-  CudaGuard* guard_ = nullptr;
-};
 
 // Strides without gaps in the order of the tensor's own axes: those of torch.empty_like, whose sort this is
 // (at::infer_dense_strides). Axes that repeat have no order and stay where they are.
@@ -420,13 +374,7 @@ tessella_status Call::run_on_device() {
     return run(nullptr);
   }
   if (abi_.current_cuda_stream == nullptr) fail("q is on a GPU, and this torch has no CUDA");
-  const OnDevice guard(abi_, q.device_id);
-  void* stream = nullptr;
-  check(abi_.current_cuda_stream(q.device_id, &stream), "tell its stream");
-  Workspaces workspaces{abi_, q.device_id};
-  const tessella_allocator allocator{Workspaces::alloc, Workspaces::free, &workspaces};
-  options_.allocator = &allocator;
-  return run(stream);
+  return on_gpu(abi_, q.device_id, options_, run);
 }
 
 }  // namespace tessella::operators

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "call.hpp"
+#include "on_gpu.hpp"
 
 namespace tessella::operators {
 namespace {
@@ -56,5 +57,20 @@ extern "C" __attribute__((visibility("default"))) const char* tessella_torch_reg
   } catch (const std::exception& error) {
     problem = error.what();
     return problem.c_str();
+  }
+}
+
+// tessella_forward of tensors on a GPU, on torch's current stream there and with its memory, past the dispatcher. Any
+// failure is to be said by the operator.
+extern "C" __attribute__((visibility("default"))) tessella_status tessella_torch_forward(
+    const tessella_forward_args* args, const tessella_attention_options* options, int32_t device_index) {
+  namespace op = tessella::operators;
+  try {
+    if (op::abi.current_cuda_stream == nullptr) return TESSELLA_UNSUPPORTED;
+    tessella_attention_options with_memory = *options;
+    return op::on_gpu(op::abi, device_index, with_memory,
+                      [&](void* stream) { return op::functions.forward(args, &with_memory, stream); });
+  } catch (const std::exception&) {
+    return TESSELLA_INTERNAL;
   }
 }

@@ -101,8 +101,13 @@ def _operators(schemas: dict[str, str]) -> Any:
     return made
 
 
+# tessella_forward on torch's stream of a GPU and with its memory: of args, options and the device's index the status.
+forward_on_gpu: Any = None
+
+
 def register(schemas: dict[str, str]) -> str:
     """Registers the kernels: "", or why those of Python run."""
+    global forward_on_gpu
     version = tuple(int(number) for number in re.findall(r"\d+", torch.__version__)[:2])
     if version < _OLDEST:
         return f"torch is {torch.__version__}, and its stable ABI begins with {'.'.join(map(str, _OLDEST))}"
@@ -113,6 +118,9 @@ def register(schemas: dict[str, str]) -> str:
         native = c.CDLL(str(file))
         native.tessella_torch_register.restype = c.c_char_p
         native.tessella_torch_register.argtypes = [c.POINTER(_Functions), c.POINTER(_Operator), c.c_int32]
+        on_gpu = native.tessella_torch_forward
+        on_gpu.restype = c.c_int32
+        on_gpu.argtypes = [c.POINTER(d.ForwardArgs), c.POINTER(d.AttentionOptions), c.c_int32]
     except (OSError, AttributeError) as error:
         return f"{file} could not be used: {error}"
     names = ("forward", "backward", "last_error")
@@ -122,6 +130,7 @@ def register(schemas: dict[str, str]) -> str:
     if problem is not None:
         return problem.decode()
     _KEPT.extend((native, operators))
+    forward_on_gpu = on_gpu
     return ""
 
 

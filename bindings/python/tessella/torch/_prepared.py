@@ -16,7 +16,7 @@ from .. import _declarations as d
 from .._call import SHORT
 from .._errors import InvalidArgument, Unsupported
 from .._library import library
-from . import _operator
+from . import _native, _operator
 from ._autograd import call
 from ._tensor import TensorSlot, field_of, options_of_c
 
@@ -31,6 +31,7 @@ _num_dispatch_modes = _torch_c._len_torch_dispatch_stack
 _num_function_modes = _torch_c._len_torch_function_stack
 _num_threads = torch.get_num_threads
 _forward = library.tessella_forward
+_forward_on_gpu = _native.forward_on_gpu
 
 
 def rows_first(tensor: torch.Tensor) -> torch.Tensor:
@@ -54,14 +55,15 @@ class Prepared:
         if (
             not _is_compiling()
             and more is None
-            # The dispatcher would go to the CPU's kernel: nothing watches, and nothing else takes such tensors.
+            # The dispatcher would go to a kernel of ours: nothing watches, and nothing else takes such tensors.
             and type(q) is type(k) is type(v) is torch.Tensor
-            and (q.is_cpu and k.is_cpu and v.is_cpu)
+            and (device_idx := q.get_device()) == k.get_device() == v.get_device()
+            and (q.is_cpu and k.is_cpu and v.is_cpu if device_idx < 0 else q.is_cuda and _forward_on_gpu is not None)
             and not (q.is_neg() or k.is_neg() or v.is_neg())
             and not (_is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
             and not (_num_dispatch_modes() or _num_function_modes() or _are_transforms_active())
             and not (_profiler._is_profiler_enabled or _forward_ad._current_level >= 0 or _tracer())
-            and q.numel() * k.shape[2] < SHORT  # a longer one may be interrupted by signals
+            and (device_idx >= 0 or q.numel() * k.shape[2] < SHORT)  # a longer one may be interrupted by signals
             and q.dtype.itemsize > 1  # out of float8 is not of q's dtype
         ):
             try:
@@ -72,7 +74,7 @@ class Prepared:
                 (q.dtype, q.shape, q.stride()),
                 (k.dtype, k.shape, k.stride()),
                 (v.dtype, v.shape, v.stride()),
-                _num_threads(),
+                (device_idx, 0 if device_idx >= 0 else _num_threads()),
             )
             out: torch.Tensor | None
             if signature == structs.signature:
@@ -81,9 +83,14 @@ class Prepared:
                 structs.out.data = out.data_ptr()
             else:
                 out = structs.read(q, k, v, signature)
-            if out is not None and _forward(structs.args_ref, structs.options_ref, None) == d.OK:
-                self._free.append(structs)
-                return out
+            if out is not None:
+                if device_idx < 0:
+                    status = _forward(structs.args_ref, structs.options_ref, None)
+                else:
+                    status = _forward_on_gpu(structs.args_ref, structs.options_ref, device_idx)
+                if status == d.OK:
+                    self._free.append(structs)
+                    return out
         # The operator may have what lacked, and says what is wrong.
         operands = rows_first(q), rows_first(k), rows_first(v)
         made: torch.Tensor = call(_operator.attention, operands, {**self.named, **more} if more else self.named)
@@ -117,16 +124,18 @@ class _Structs:
         """Views the inputs and makes out; None where C would refuse them."""
         batch, heads, seqlen, _ = q.shape
         self.out_shape = (batch, seqlen, heads, v.shape[-1])
+        device_idx, num_threads = place = signature[3]
+        is_moved = place != self.signature[3]
         try:
             for slot, tensor, seen, last in zip(self._slots, (q, k, v), signature, self.signature):
-                if seen == last:
+                if seen == last and not is_moved:
                     slot.tensor.data = tensor.data_ptr()
                 else:  # of a cache that grows, k and v
                     slot.read(tensor, True, None)
             out = self._slots[3].make(self.out_shape, q.dtype, False, q)
         except (InvalidArgument, Unsupported):
             return None
-        if signature[3] != self.signature[3]:
-            self.options_ref = options_of_c(-1, signature[3], **self._scalars).ref
+        if is_moved:
+            self.options_ref = options_of_c(device_idx, num_threads, **self._scalars).ref
         self.signature = signature
         return out
