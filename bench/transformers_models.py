@@ -34,10 +34,10 @@ import torch
 import transformers
 from compare import commit, machine_of, write_json
 from contest.backends import versions
-from contest.measure import ROUNDS, release
+from contest.measure import release
 from contest.report import Record, heading
 from contest.transformers_models.cases import FULL, TINY, all_cases
-from contest.transformers_models.measure import ATTENTION, OURS, USUAL, measure_case, missing
+from contest.transformers_models.measure import ATTENTION, OURS, ROUNDS, USUAL, measure_case, missing
 from contest.transformers_models.report import BASELINE, notes, table_head, table_row
 
 CASES = ("prefill", "decode", "generate", "train", "graph")
@@ -58,7 +58,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument(
         "--attention", type=some_of(ATTENTION), default=list(USUAL), metavar="NAME,...", help="sdpa always takes part"
     )
-    parser.add_argument("--window", type=float, metavar="S", help="seconds of each of three windows [0.5; tiny 0.02]")
+    parser.add_argument("--window", type=float, metavar="S", help="seconds of each of fifteen windows [0.5; tiny 0.02]")
     parser.add_argument("--tiny", action="store_true", help="sizes of no account")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="written anew after every case")
     parser.add_argument("--commit", help="for the record, where git does not tell")

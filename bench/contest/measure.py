@@ -186,7 +186,7 @@ def attempted(runs: dict[str, Any], not_measured: dict[str, str], name: str, act
 
 
 def timed_in_turn(
-    runs: dict[str, Run], not_measured: dict[str, str], seconds: float, device: str
+    runs: dict[str, Run], not_measured: dict[str, str], seconds: float, device: str, rounds: int = ROUNDS
 ) -> dict[str, list[float]]:
     """Name -> seconds of a call in each of the rounds, in which all take turns. Who raises is left out of the rest."""
     times: dict[str, list[float]] = {}
@@ -196,7 +196,7 @@ def timed_in_turn(
         if is_warm:
             times.setdefault(name, []).append(took)
 
-    for round_idx in range(-1, ROUNDS):  # the first to warm up
+    for round_idx in range(-1, rounds):  # the first to warm up
         for name in list(runs):
             attempted(runs, not_measured, name, functools.partial(turn, name, round_idx >= 0))
     return {name: times[name] for name in runs}

@@ -18,6 +18,8 @@ from .cases import Case, Observed
 from .report import BASELINE
 from .training import BOUND
 
+# Most steps last as long as the host takes, whose speed changes by a third from one second to the next.
+ROUNDS = 15
 OURS, FLASH = "tessella", "flash_attention_2"
 ATTENTION = (BASELINE, OURS, FLASH, "eager")
 USUAL = (BASELINE, OURS, FLASH)  # eager needs far more memory
@@ -72,7 +74,7 @@ def measure_case(case: Case, attentions: Sequence[str], device: str, seconds: fl
             attentions = ()
         for attention in attentions:
             attempted(runs, not_measured, attention, functools.partial(prepare, attention))
-        times = timed_in_turn(runs, not_measured, seconds, device)
+        times = timed_in_turn(runs, not_measured, seconds, device, ROUNDS)
     return {
         "configuration": {"dtype": "bf16", "case": case.name},
         "label": case.label,

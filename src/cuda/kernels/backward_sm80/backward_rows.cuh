@@ -75,44 +75,49 @@ __device__ __forceinline__ void zero_all_unused(const BackwardParams& p, const S
   zero(p.dv, p.inputs.head_dim_v);
 }
 
-// The dot product of rows of d_out and out. Eight lanes compute it, each over some of the columns.
-template <Element E>
-__device__ __forceinline__ float dot_out(const BackwardParams& p, int64_t d_out, int64_t out, int lane) {
-  constexpr int kPiece = 16 / portable::size_bytes(E);
-  float sum = 0;
-  const auto add = [&]<int N>(const float(&a)[N], const float(&b)[N]) {
+// Dot products of rows of d_out and out, whose loads wait for memory together. Eight lanes compute each, over some of
+// the columns.
+template <Element E, int Rows>
+__device__ __forceinline__ void dot_out(const BackwardParams& p, const int64_t (&d_out)[Rows],
+                                        const int64_t (&out)[Rows], int lane, float (&dots)[Rows]) {
+  const auto add = [&]<int N>(int32_t column) {
+    float of_d_out[Rows][N], of_out[Rows][N];
+    const auto load = [&]<Element Of>(const void* from, const int64_t(&rows)[Rows], float(&values)[Rows][N]) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum = __fmaf_rn(a[i], b[i], sum);
-  };
-  const auto load_out = [&]<int N>(int32_t column, float(&values)[N]) {
+      for (int i = 0; i < Rows; ++i) load_piece<Of>(from, rows[i] + column, values[i]);
+    };
+    load.template operator()<E>(p.d_out.data, d_out, of_d_out);
     if (E == Element::f32 || p.output.out_element == Element::f32) {
-      load_piece<Element::f32>(p.output.out.data, out + column, values);
+      load.template operator()<Element::f32>(p.output.out.data, out, of_out);
     } else {
-      load_piece<E>(p.output.out.data, out + column, values);
+      load.template operator()<E>(p.output.out.data, out, of_out);
+    }
+#pragma unroll
+    for (int i = 0; i < Rows; ++i) {
+#pragma unroll
+      for (int c = 0; c < N; ++c) dots[i] = __fmaf_rn(of_d_out[i][c], of_out[i][c], dots[i]);
     }
   };
+#pragma unroll
+  for (int i = 0; i < Rows; ++i) dots[i] = 0;
   if (p.rows_are_aligned) {
+    constexpr int kPiece = 16 / portable::size_bytes(E);
     for (int32_t column = lane * kPiece; column < p.inputs.head_dim_v; column += 8 * kPiece) {
-      float of_d_out[kPiece], of_out[kPiece];
-      load_piece<E>(p.d_out.data, d_out + column, of_d_out);
-      load_out(column, of_out);
-      add(of_d_out, of_out);
+      add.template operator()<kPiece>(column);
     }
   } else {
-    for (int32_t column = lane; column < p.inputs.head_dim_v; column += 8) {
-      float of_d_out[1], of_out[1];
-      load_piece<E>(p.d_out.data, d_out + column, of_d_out);
-      load_out(column, of_out);
-      add(of_d_out, of_out);
-    }
+    for (int32_t column = lane; column < p.inputs.head_dim_v; column += 8) add.template operator()<1>(column);
   }
 #pragma unroll
-  for (int lanes = 4; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lanes);
-  return sum;
+  for (int i = 0; i < Rows; ++i) {
+#pragma unroll
+    for (int lanes = 4; lanes > 0; lanes /= 2) dots[i] += __shfl_xor_sync(kAllLanes, dots[i], lanes);
+  }
 }
 
-// True if the lane's query sees a key, which LSE does not say where there is a sink. Eight lanes have one query.
-template <BackwardSm80Config C>
+// True if the lane's query sees a key, which LSE does not say where there is a sink. Of eight lanes the first `Rows`
+// have a query.
+template <BackwardSm80Config C, int Rows>
 __device__ __forceinline__ bool sees_key(const BackwardParams& p, const BandedSequence<int64_t>& s, const RowTile& at,
                                          int32_t query) {
   if (p.scores.sink.data == nullptr) return true;
@@ -120,11 +125,12 @@ __device__ __forceinline__ bool sees_key(const BackwardParams& p, const BandedSe
   const uint8_t* classes = tile_classes(p.tile_map, at.batch_idx, at.head_idx, at.tile);
   bool sees = false;
 #pragma unroll 1
-  for (int lane = 0; lane < 32; lane += 8) {
+  for (int lane = 0; lane < 32; ++lane) {
+    if (lane % 8 >= Rows) continue;
     const int32_t of_lane = __shfl_sync(kAllLanes, query, lane);
     const bool is_seen = sees_element<C.score, C.tile_kv>(p.masks, p.arrays, s, at.batch_idx, at.head_idx, of_lane,
                                                           row_keys(s, of_lane), classes);
-    if (static_cast<int>(threadIdx.x % 32) / 8 * 8 == lane) sees = is_seen;
+    if (static_cast<int>(threadIdx.x % 32) == lane) sees = is_seen;
   }
   return sees;
 }
@@ -155,38 +161,47 @@ __global__ void __launch_bounds__(kBackwardRowThreads, row_blocks(C.score.elemen
   }
   const auto lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
 
+  // Eight lanes have every kRowsAtOnce'th row of the tile: their dot products together, then a row a lane.
+  constexpr int kRowsAtOnce = kBackwardRowThreads / 8, kRows = C.tile_q / kRowsAtOnce;
+  static_assert(C.tile_q % kRowsAtOnce == 0 && kRows <= 8);
+  const int first_of_lanes = warp * 4 + lane / 8;
+  const auto query_of = [&](int i) { return min(first + i, s.len_q - 1); };
+  const auto offset = [&](const portable::OperandParams& t, int32_t query) {
+    return at.batch_idx * t.batch_stride + at.head_idx * t.head_stride + (s.row_q + query) * t.row_stride;
+  };
+  int64_t of_d_out[kRows], of_out[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int32_t query = query_of(first_of_lanes + i * kRowsAtOnce);
+    of_d_out[i] = offset(p.d_out, query), of_out[i] = offset(p.output.out, query);
+  }
+  float dots[kRows], dot = 0;
+  dot_out<C.score.elements.q>(p, of_d_out, of_out, lane % 8, dots);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) dot = lane % 8 == i ? dots[i] : dot;
+
   QueryTile tile = {0x7FFFFFFF, 0x7FFFFFFF, 0, 0};
-  constexpr int kRowsAtOnce = kBackwardRowThreads / 8;
-#pragma unroll 1
-  for (int i = warp * 4 + lane / 8; i < C.tile_q; i += kRowsAtOnce) {
-    const bool is_query = first + i < s.len_q;
-    const int32_t query = min(first + i, s.len_q - 1);
-    const auto offset = [&](const portable::OperandParams& t) {
-      return at.batch_idx * t.batch_stride + at.head_idx * t.head_stride + (s.row_q + query) * t.row_stride;
-    };
-    const float dot = dot_out<C.score.elements.q>(p, offset(p.d_out), offset(p.output.out), lane % 8);
-    const bool sees = sees_key<C>(p, s, at, query);
+  const int i = first_of_lanes + lane % 8 * kRowsAtOnce;
+  const int32_t query = query_of(i);
+  const bool sees = sees_key<C, kRows>(p, s, at, query);
+  if (lane % 8 < kRows) {
     BackwardRow row = {0, 0, 0, 0};
-    const float lse = static_cast<const float*>(p.output.lse.data)[offset(p.output.lse)];
-    if (is_query && lse != -kInfinity) {
+    const float lse = static_cast<const float*>(p.output.lse.data)[offset(p.output.lse, query)];
+    if (first + i < s.len_q && lse != -kInfinity) {
       const KeyRange keys = sees ? row_keys(s, query) : KeyRange{0, 0};
-      const float d_lse = p.d_lse.data == nullptr ? 0.0f : static_cast<const float*>(p.d_lse.data)[offset(p.d_lse)];
+      const float d_lse =
+          p.d_lse.data == nullptr ? 0.0f : static_cast<const float*>(p.d_lse.data)[offset(p.d_lse, query)];
       // An LSE of infinity becomes NaN, and so do its products, as the forward's out is NaN.
       row = {lse == kInfinity ? lse - lse : lse, (sees ? dot : 0.0f) - d_lse, keys.begin, keys.end};
     }
-    if (lane % 8 == 0) {
-      portable::BackwardRowPair& pair = p.rows[((head.first + at.tile) * C.tile_q + i) / 2];
-      pair.lse[i % 2] = row.lse;
-      pair.delta[i % 2] = row.delta;
-      pair.keys[i % 2] = {row.begin, row.end};
-    }
-    tile.smallest_end = min(tile.smallest_end, row.end);
-    tile.largest_begin = max(tile.largest_begin, row.begin);
-    tile.largest_end = max(tile.largest_end, row.end);
-    if (row.end > 0) tile.smallest_begin = min(tile.smallest_begin, row.begin);
+    portable::BackwardRowPair& pair = p.rows[((head.first + at.tile) * C.tile_q + i) / 2];
+    pair.lse[i % 2] = row.lse;
+    pair.delta[i % 2] = row.delta;
+    pair.keys[i % 2] = {row.begin, row.end};
+    tile = {row.end > 0 ? row.begin : 0x7FFFFFFF, row.end, row.begin, row.end};
   }
 #pragma unroll
-  for (int lanes = 16; lanes > 4; lanes /= 2) {
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
     tile.smallest_begin = min(tile.smallest_begin, __shfl_xor_sync(kAllLanes, tile.smallest_begin, lanes));
     tile.smallest_end = min(tile.smallest_end, __shfl_xor_sync(kAllLanes, tile.smallest_end, lanes));
     tile.largest_begin = max(tile.largest_begin, __shfl_xor_sync(kAllLanes, tile.largest_begin, lanes));
