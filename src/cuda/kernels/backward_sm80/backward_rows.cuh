@@ -161,24 +161,30 @@ __global__ void __launch_bounds__(kBackwardRowThreads, row_blocks(C.score.elemen
   }
   const auto lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
 
-  // Eight lanes have every kRowsAtOnce'th row of the tile: their dot products together, then a row a lane.
+  // Eight lanes have every kRowsAtOnce'th row of the tile: their dot products four together, as registers allow, then a
+  // row a lane.
   constexpr int kRowsAtOnce = kBackwardRowThreads / 8, kRows = C.tile_q / kRowsAtOnce;
-  static_assert(C.tile_q % kRowsAtOnce == 0 && kRows <= 8);
+  constexpr int kTogether = kRows < 4 ? kRows : 4;
+  static_assert(C.tile_q % kRowsAtOnce == 0 && kRows <= 8 && kRows % kTogether == 0);
   const int first_of_lanes = warp * 4 + lane / 8;
   const auto query_of = [&](int i) { return min(first + i, s.len_q - 1); };
   const auto offset = [&](const portable::OperandParams& t, int32_t query) {
     return at.batch_idx * t.batch_stride + at.head_idx * t.head_stride + (s.row_q + query) * t.row_stride;
   };
-  int64_t of_d_out[kRows], of_out[kRows];
+  float dot = 0;
+#pragma unroll 1
+  for (int begin = 0; begin < kRows; begin += kTogether) {
+    int64_t of_d_out[kTogether], of_out[kTogether];
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const int32_t query = query_of(first_of_lanes + i * kRowsAtOnce);
-    of_d_out[i] = offset(p.d_out, query), of_out[i] = offset(p.output.out, query);
+    for (int i = 0; i < kTogether; ++i) {
+      const int32_t query = query_of(first_of_lanes + (begin + i) * kRowsAtOnce);
+      of_d_out[i] = offset(p.d_out, query), of_out[i] = offset(p.output.out, query);
+    }
+    float dots[kTogether];
+    dot_out<C.score.elements.q>(p, of_d_out, of_out, lane % 8, dots);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) dot = lane % 8 == begin + i ? dots[i] : dot;
   }
-  float dots[kRows], dot = 0;
-  dot_out<C.score.elements.q>(p, of_d_out, of_out, lane % 8, dots);
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) dot = lane % 8 == i ? dots[i] : dot;
 
   QueryTile tile = {0x7FFFFFFF, 0x7FFFFFFF, 0, 0};
   const int i = first_of_lanes + lane % 8 * kRowsAtOnce;
