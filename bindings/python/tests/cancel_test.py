@@ -113,7 +113,7 @@ def test_a_signal_that_comes_as_a_call_ends():
 def test_a_merge_ends(ended_by_a_handler):
     out = np.zeros((1, 4096, 32, 64), np.float64)
     lse = np.zeros((1, 32, 4096), np.float64)
-    ended_by_a_handler(lambda: tessella.merge([(out, lse)] * 64, num_threads=1))
+    ended_by_a_handler(lambda: tessella.merge([(out, lse)] * 512, num_threads=1))
 
 
 def test_a_handler_may_call_and_the_call_goes_on():

@@ -16,6 +16,8 @@ from ..torch._prepared import Prepared
 from ._options import Sizes, options_of, padding_of
 from ._pattern import pattern_of
 
+_jit: Any = torch.jit
+
 
 def scores(scale: float | None, softcap: float | None) -> dict[str, Any]:
     """Options that are given: the operator's host reads the arguments that it has, which takes time in a short call."""
@@ -35,7 +37,7 @@ class MaskTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
     _make: Callable[[], torch.Tensor]
     _made: torch.Tensor | None
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def of(
@@ -49,7 +51,9 @@ class MaskTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
         return mask
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override, unused-ignore]
+        cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         def opened(value: Any) -> Any:
             if not isinstance(value, MaskTensor):
                 return value
@@ -60,7 +64,7 @@ class MaskTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
         args, kwargs = _pytree.tree_map(opened, (args, kwargs or {}))
         return function(*args, **kwargs)
 
-    def __repr__(self, **_kwargs: Any) -> str:
+    def __repr__(self, **_kwargs: Any) -> str:  # type: ignore[override, unused-ignore]
         return f"MaskTensor({self._options}, shape={tuple(self.shape)})"
 
     def dense(self) -> torch.Tensor:
@@ -132,7 +136,9 @@ def attention_mask(
         options = options_of(pattern, padding, sizes, device)
 
     def make() -> torch.Tensor:
-        return sdpa_mask(**call, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+        made: torch.Tensor | None = sdpa_mask(**call, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+        assert made is not None  # as it skips nothing
+        return made
 
     if options is None:
         return make()
@@ -146,5 +152,5 @@ def _is_traced(attention_mask: torch.Tensor | None, device: torch.device) -> boo
     """Whether a graph is made or captured, for which nothing is read."""
     if device.type == "cpu" and type(attention_mask) in (torch.Tensor, type(None)):
         # Of what transformers asks, what may be so here: its questions to CUDA take longer than the mask of a step.
-        return bool(torch.compiler.is_compiling() or torch.jit.is_tracing())
+        return bool(torch.compiler.is_compiling() or _jit.is_tracing())
     return bool(is_tracing(attention_mask))

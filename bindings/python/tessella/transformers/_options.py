@@ -166,7 +166,8 @@ def _of_ranges(pattern: Pattern, padding: Padding, sizes: Sizes, device: torch.d
     start, stop = (each[:, None] if isinstance(each, torch.Tensor) else each for each in (padding.start, padding.end))
     low, high = low.clamp(min=start), high.clamp(max=stop)
     low = low.clamp(min=0)
-    ranges = torch.stack(torch.broadcast_tensors(low, torch.maximum(low, high)), -1)
+    high = torch.maximum(low, high)
+    ranges = torch.stack((low.expand_as(high), high), -1)
     return {"mask": key_ranges(ranges.to(torch.int32)[:, None, :, None])}
 
 
