@@ -37,7 +37,7 @@ _DIFFERENTIABLE: dict[Callable[..., Any], Callable[..., Any]] = {}  # as they ar
 _WRITTEN = {_operator.attention_out: 2, _operator.attention_cached_out: 3}  # operands that an operator writes
 _NOT_OF_BACKWARD = OF_FORWARD | {"lse_dtype"}
 # Options that forbid no gradients, whatever they are.
-FREE = frozenset(
+_FREE = frozenset(
     ("layout", "causal_top_left", "window_left", "window_right", "chunk", "keep_first", "scale", "softcap")
 )
 _WITHOUT = "for the forward alone expected .detach() of each tensor that requires grad, or a call under torch.no_grad()"
@@ -241,7 +241,7 @@ def _require_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named:
             f"forward: a tensor requires grad, and no kernel computes gradients of head_dim {head_dim} on "
             f"{q.device.type}, expected head_dim at most {most}; {_WITHOUT}"
         )
-    if named.keys() <= FREE:
+    if named.keys() <= _FREE:
         return
     if q.dtype is not torch.float64 and any(named.get(name) for name in OF_SLICES):
         raise Unsupported(
