@@ -83,7 +83,7 @@ def section(entry: Entry) -> str:
     """An entry in Markdown."""
     code = entry.code.replace("TESSELLA_API ", "")
     code = re.sub(r"\n{2,}", "\n\n", code)
-    code = re.sub(r"(?<=\n) {5,}", "    ", code)  # arguments below the first one would not fit into a page
+    code = re.sub(r"(?<=\n) {6,}", "    ", code)  # arguments below the first one would not fit into a page
     return f"### {entry.name()}\n\n```c\n{code}\n```\n\n{prose(entry.comment)}\n"
 
 

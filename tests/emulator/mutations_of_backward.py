@@ -257,6 +257,22 @@ MUTATIONS = [
         BACKWARD,
     ),
     Mutation(
+        "rows_of_lanes",
+        "backward_rows.cuh",
+        "dot = lane % 8 == begin + i ? dots[i] : dot;",
+        "dot = lane % 8 == begin ? dots[i] : dot;",
+        "Turns",
+        BACKWARD,
+    ),
+    Mutation(
+        "bounds_of_lanes",
+        "backward_rows.cuh",
+        "for (int lanes = 16; lanes > 0; lanes /= 2) {",
+        "for (int lanes = 16; lanes > 4; lanes /= 2) {",
+        "Windows",
+        BACKWARD,
+    ),
+    Mutation(
         "unseen_keys",
         "backward_sm80.cuh",
         "if constexpr (Block::kHasMap) block.clear_unseen_keys();",

@@ -58,7 +58,7 @@ class OnDevice {
   CudaGuard* guard_ = nullptr;
 };
 
-// run(stream) with an allocator in the options, which it reads.
+// run(stream), whose options have torch's allocator. Afterwards its address there is dead.
 template <typename Run>
 tessella_status on_gpu(const Abi& abi, int32_t device_index, tessella_attention_options& options, const Run& run) {
   const OnDevice guard(abi, device_index);

@@ -161,8 +161,8 @@ __global__ void __launch_bounds__(kBackwardRowThreads, row_blocks(C.score.elemen
   }
   const auto lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
 
-  // Eight lanes have every kRowsAtOnce'th row of the tile: their dot products four together, as registers allow, then a
-  // row a lane.
+  // Eight lanes share kRows rows, kRowsAtOnce apart. They compute the dot products of four at a time, as eight would
+  // spill. Then each lane finishes a row of its own.
   constexpr int kRowsAtOnce = kBackwardRowThreads / 8, kRows = C.tile_q / kRowsAtOnce;
   constexpr int kTogether = kRows < 4 ? kRows : 4;
   static_assert(C.tile_q % kRowsAtOnce == 0 && kRows <= 8 && kRows % kTogether == 0);
@@ -187,23 +187,23 @@ __global__ void __launch_bounds__(kBackwardRowThreads, row_blocks(C.score.elemen
   }
 
   QueryTile tile = {0x7FFFFFFF, 0x7FFFFFFF, 0, 0};
-  const int i = first_of_lanes + lane % 8 * kRowsAtOnce;
-  const int32_t query = query_of(i);
+  const int row_idx = first_of_lanes + lane % 8 * kRowsAtOnce;
+  const int32_t query = query_of(row_idx);
   const bool sees = sees_key<C, kRows>(p, s, at, query);
   if (lane % 8 < kRows) {
     BackwardRow row = {0, 0, 0, 0};
     const float lse = static_cast<const float*>(p.output.lse.data)[offset(p.output.lse, query)];
-    if (first + i < s.len_q && lse != -kInfinity) {
+    if (first + row_idx < s.len_q && lse != -kInfinity) {
       const KeyRange keys = sees ? row_keys(s, query) : KeyRange{0, 0};
       const float d_lse =
           p.d_lse.data == nullptr ? 0.0f : static_cast<const float*>(p.d_lse.data)[offset(p.d_lse, query)];
       // An LSE of infinity becomes NaN, and so do its products, as the forward's out is NaN.
       row = {lse == kInfinity ? lse - lse : lse, (sees ? dot : 0.0f) - d_lse, keys.begin, keys.end};
     }
-    portable::BackwardRowPair& pair = p.rows[((head.first + at.tile) * C.tile_q + i) / 2];
-    pair.lse[i % 2] = row.lse;
-    pair.delta[i % 2] = row.delta;
-    pair.keys[i % 2] = {row.begin, row.end};
+    portable::BackwardRowPair& pair = p.rows[((head.first + at.tile) * C.tile_q + row_idx) / 2];
+    pair.lse[row_idx % 2] = row.lse;
+    pair.delta[row_idx % 2] = row.delta;
+    pair.keys[row_idx % 2] = {row.begin, row.end};
     tile = {row.end > 0 ? row.begin : 0x7FFFFFFF, row.end, row.begin, row.end};
   }
 #pragma unroll
