@@ -75,6 +75,9 @@ TEST(EmulatedF8, Scales) {
       expect_right(c);
     }
   }
+  Case wide = base(64, 256);
+  wide.kv_scale = wide.q_scale = "th";
+  expect_right(wide);
 }
 
 TEST(EmulatedF8, Outliers) {

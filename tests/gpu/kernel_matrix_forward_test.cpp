@@ -164,7 +164,7 @@ TEST(KernelMatrixF8Sm90, CompilesWithoutSpillsOrWaits) {
         p.scale_block = 1;
       }
       // At head dim 256 some words spill, of which each key tile reads some; most beside a factor a key.
-      const int of_256 = set.features.has(Feature::kv_scales) ? 112 : 48;
+      const int of_256 = set.features.has(Feature::kv_scales) ? 96 : 48;
       expect_lean(store, p, set.name, forward_f8_sm90_recipe, head_dim == 256 ? of_256 : takes_registers ? 16 : 0);
     }
   }

@@ -41,6 +41,8 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, false> {
   static constexpr int kBlocks = Scores::kBlocks, kBlocksV = C.head_dim_v / 8, kStepsQ = C.head_dim_qk / 32;
   static constexpr int kColumns = portable::columns_at_once(C);  // of v, in t
   static constexpr int kParts = C.head_dim_v / kColumns;
+  // Whether out takes t behind all exponentials of the next tile: so wide heads with factors of keys spill the least.
+  static constexpr bool kEndsLate = C.head_dim_v > 128 && Scores::kHasKeyScales;
 
   Scores scores;
   float o[1][kBlocksV][4];
@@ -190,8 +192,9 @@ struct WarpgroupF8Sm90 : WarpgroupBaseSm90<C, false> {
     float rescale[2];
     scores.take_frames(at, s, tile, rescale);
     scores.template exponentiate<0, kBlocks / 2>(at, s, tile);
-    if constexpr (HasOutput) end_outputs();
+    if constexpr (HasOutput && !kEndsLate) end_outputs();
     scores.template exponentiate<kBlocks / 2, kBlocks>(at, s, tile);
+    if constexpr (HasOutput && kEndsLate) end_outputs();
     const float unit = take_scales_of_v(s);
     scores.round(s);
     take_unit(unit, rescale);
