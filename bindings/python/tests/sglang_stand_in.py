@@ -84,7 +84,9 @@ class KVPool:
 
     def set_kv_buffer(self, layer, loc_info, cache_k, cache_v, k_scale=None, v_scale=None):
         for buffer, rows, scale in ((self.k, cache_k, k_scale), (self.v, cache_v, v_scale)):
-            buffer[loc_info.loc] = (rows if scale is None else rows / scale).to(buffer.dtype)
+            made = (rows if scale is None else rows / scale).to(buffer.dtype).contiguous()
+            # As bytes: torch 2.4 writes no rows of 8 bits by their numbers.
+            buffer.view(torch.uint8)[loc_info.loc] = made.view(torch.uint8)
 
 
 _MODULES = {
