@@ -94,8 +94,9 @@ struct BackwardBias : BlockBackward<C> {
 // operands, and for wide rows the kernel asks for only one block a multiprocessor, which frees registers; otherwise the
 // assembler decides.
 template <BackwardSm80Config C>
-__global__ void __launch_bounds__(
-    C.num_warps * 32, C.score.elements.q == Element::f32 || C.head_dim_qk > 128 || C.head_dim_v > 128 ? 1 : 0)
+__global__ void __launch_bounds__(C.num_warps * 32,
+                                  C.score.elements.q == Element::f32 || C.head_dim_qk > 128 || C.head_dim_v > 128 ? 1
+                                                                                                                  : 0)
     backward_bias(const __grid_constant__ BackwardParams p) {
   const portable::ScoreGradientParams& to = p.d_bias;
   const bool sums_q = to.q_stride == 0, sums_kv = to.kv_stride == 0;
