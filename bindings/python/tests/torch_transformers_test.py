@@ -1,7 +1,10 @@
 """attn_implementation="tessella": models of transformers give what they give with "eager", and masks are not dense."""
 
+import copy
+import pickle
 import warnings
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -374,6 +377,41 @@ def test_a_mask_that_a_model_writes_is_dense():
     assert "leftpad_kv" in made.options()
     made.logical_and_(torch.eye(5).bool())
     assert "leftpad_kv" not in made.options() and (made.dense().sum(-1)[1] == 1).all()
+
+
+def padded_mask():
+    return attention_mask(2, 5, 5, attention_mask=torch.tensor([[False] * 2 + [True] * 3, [True] * 5]))
+
+
+def test_a_mask_that_is_written_through_a_slice_is_dense():
+    made = padded_mask()
+    made[..., :3] = True
+    assert "leftpad_kv" not in made.options()
+    assert made.dense()[..., :3].all()
+
+
+def test_a_mask_leaves_torch_as_the_tensor_that_it_stands_for():
+    made = padded_mask()
+    dense = made.dense()
+    for leave in (
+        copy.deepcopy,
+        lambda mask: pickle.loads(pickle.dumps(mask)),
+        torch.from_dlpack,
+        MaskTensor.share_memory_,
+    ):
+        left = leave(made)
+        assert type(left) is torch.Tensor
+        assert torch.equal(left.bool(), dense)
+    assert made.tolist() == dense.tolist()
+    assert (made.numpy() == dense.numpy()).all()
+    assert (np.asarray(made) == dense.numpy()).all()
+
+
+def test_sinks_of_queries_are_refused():
+    attend = transformers.AttentionInterface()[NAME]
+    q = torch.randn(1, 2, 4, 8)
+    with pytest.raises(tessella.Unsupported, match="sinks is given"):
+        attend(torch.nn.Module(), q, q, q, None, sinks=torch.zeros(1, 2, 4))
 
 
 def test_masks_of_users():

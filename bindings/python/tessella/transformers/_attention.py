@@ -8,6 +8,7 @@ from typing import Any
 import torch  # type: ignore[import-not-found, unused-ignore]
 from transformers.utils import logging  # type: ignore[import-not-found, unused-ignore]
 
+from .._errors import Unsupported
 from ..torch import _operator
 from ..torch._attention import operator_arguments
 from ..torch._autograd import call
@@ -48,6 +49,10 @@ def attention_forward(
         _logger.warning_once(
             "`tessella` attention does not support `output_attentions=True`."
             " Please set your attention to `eager` if you want any of these features."
+        )
+    if others.get("sinks") is not None:  # Inkling
+        raise Unsupported(
+            "tessella attention: sinks is given, a logit for each query; expected s_aux, one for each head"
         )
     batch, _, seqlen_kv, _ = key.shape
     batch_q, _, seqlen_q, _ = query.shape

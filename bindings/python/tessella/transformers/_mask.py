@@ -57,7 +57,8 @@ class MaskTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
         def opened(value: Any) -> Any:
             if not isinstance(value, MaskTensor):
                 return value
-            if function._schema.is_mutable:  # it may be this tensor that is written
+            # It may be this tensor that is written, now or through the view that this makes.
+            if function._schema.is_mutable or any(made.alias_info for made in function._schema.returns):
                 value._options, value._prepared = None, {}
             return value.dense()
 
@@ -66,6 +67,31 @@ class MaskTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
 
     def __repr__(self, **_kwargs: Any) -> str:  # type: ignore[override, unused-ignore]
         return f"MaskTensor({self._options}, shape={tuple(self.shape)})"
+
+    # What leaves torch is the tensor that it stands for.
+    def __deepcopy__(self, _memo: Any) -> Any:
+        return self._plain().clone()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._plain().__reduce_ex__(protocol)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._plain().__array__(*args, **kwargs)
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self._plain().__dlpack__(**kwargs)
+
+    def numpy(self, **kwargs: Any) -> Any:
+        return self._plain().numpy(**kwargs)
+
+    def tolist(self) -> Any:
+        return self._plain().tolist()
+
+    def share_memory_(self) -> Any:
+        return self._plain().share_memory_()
+
+    def _plain(self) -> Any:  # of no type: some of torch's own methods have none
+        return self.dense()
 
     def dense(self) -> torch.Tensor:
         """The tensor that it stands for."""
